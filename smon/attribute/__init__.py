@@ -1,0 +1,1 @@
+"""How much time is lost, and by which op type, stage, DP rank and worker."""

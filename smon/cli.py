@@ -1,0 +1,425 @@
+"""The ``smon`` command: parse, call, print.
+
+Exit codes: 0 analysed, 2 bad usage or unreadable input (one line on stderr), 3 analysed but the
+data is insufficient. Heavy modules are imported by the commands that need them, so that
+``smon --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from smon import __version__
+from smon.errors import ConfigError, NothingUsableError, SMonError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from smon.report import JobReport
+    from smon.topology import Layout
+    from smon.trace.load import Trace
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_INSUFFICIENT = 3
+_EXIT_INTERRUPTED = 130
+
+#: No GPU costs that per hour; larger numbers are typing errors.
+_MAX_PRICE = 1e6
+#: No stage has a million layers.
+_MAX_DIGITS = 7
+
+#: Called with (phase, done, total).
+Progress = Callable[[str, int, int], None]
+
+_EXIT_CODES = """\
+exit codes: 0 analysed, 2 bad usage or unreadable input, 3 insufficient data
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, with the way to the help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    parsed = _parser().parse_args(arguments)
+    try:
+        code: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except NothingUsableError as error:
+        return _fail(parsed, error, EXIT_INSUFFICIENT)
+    except SMonError as error:
+        return _fail(parsed, error, EXIT_USAGE)
+    except KeyboardInterrupt:
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    return code
+
+
+def _fail(parsed: argparse.Namespace, error: SMonError, code: int) -> int:
+    line = " ".join(str(error).split())
+    print(f"smon {parsed.command}: error: {line}", file=sys.stderr)
+    return code
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="smon",
+        description="Find out why a large training job is slower than it should be.",
+        epilog=_EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"smon {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_analyze(commands)
+    _add_plan(commands)
+    _add_synth(commands)
+    _add_demo(commands)
+    return parser
+
+
+def _add_analyze(commands: _SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "analyze",
+        help="say how much time a job loses, and where",
+        description="Analyse the trace of one job.",
+        epilog=_EXIT_CODES,
+    )
+    _add_trace_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="OUT",
+        help="write the actual and the ideal timeline, for Perfetto",
+    )
+    parser.add_argument(
+        "--repair",
+        type=_worker,
+        metavar="DP,STAGE",
+        action="append",
+        default=[],
+        help="add the slowdown against this worker computing like its peers; "
+        "may be given several times",
+    )
+    parser.set_defaults(run=_analyze)
+
+
+def _add_trace_arguments(parser: _Parser) -> None:
+    """Which trace, which part of it, and the price of its GPUs."""
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="trace file, or directory of the files of all ranks",
+    )
+    parser.add_argument(
+        "--meta",
+        type=Path,
+        metavar="FILE",
+        help="meta file, YAML or JSON; by default looked for beside the trace",
+    )
+    parser.add_argument(
+        "--layout",
+        type=_layout,
+        metavar="tp4-dp4-pp4",
+        help="parallel sizes, if there is no meta file",
+    )
+    parser.add_argument(
+        "--format", metavar="NAME", help="read the files as this format instead of recognising it"
+    )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        metavar="A-B",
+        default=(None, None),
+        help="only steps A to B; either may be left out",
+    )
+    parser.add_argument(
+        "--price",
+        type=_price,
+        metavar="USD_PER_GPU_HOUR",
+        help="price of one GPU for one hour: adds what the loss costs",
+    )
+
+
+def _add_plan(commands: _SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="say what each fix would buy",
+        description="Simulate every fix on the trace of the job itself: what it would buy, what it "
+        "assumes; and the step time to expect with other numbers of DP ranks.",
+        epilog=_EXIT_CODES,
+    )
+    _add_trace_arguments(parser)
+    parser.add_argument(
+        "--layers",
+        type=_layers,
+        metavar="9,9,9,9",
+        help="layers of each stage now; without, moves are given in shares of a stage",
+    )
+    parser.set_defaults(run=_plan)
+
+
+def _add_synth(commands: _SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "synth",
+        help="make the trace of a synthetic job",
+        description="Write traces of synthetic jobs, to try SMon on. Each scenario gets a folder "
+        "with trace.parquet and meta.yaml; the options replace its sizes.",
+    )
+    parser.add_argument("scenarios", nargs="+", metavar="SCENARIO", help=_scenario_names())
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    for name, meaning in _SIZES.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        default=None,
+        help="reduce gradients while the backward still runs",
+    )
+    parser.set_defaults(run=_synth)
+
+
+_SIZES = {
+    "dp": "data-parallel size",
+    "pp": "pipeline stages",
+    "tp": "tensor-parallel size",
+    "vpp": "model chunks per stage (interleaved)",
+    "microbatches": "microbatches per step and DP rank",
+    "steps": "number of steps",
+    "seed": "seed of the noise: the same seed makes the same trace",
+}
+
+
+def _scenario_names() -> str:
+    return (
+        "schedules without a fault: gpipe, 1f1b, interleaved, zero-bubble, healthy, N-small … "
+        "N-1-step; with one: slow-worker, long-stage, C01 … C14 (docs/reference/cli.md)"
+    )
+
+
+def _add_demo(commands: _SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="analyse a synthetic job with a straggler",
+        description="Make the trace of a job in which one worker is slow, and analyse it.",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="one window and stop, as it does without this option too",
+    )
+    parser.set_defaults(run=_demo)
+
+
+def _layout(text: str) -> Layout:
+    from smon.topology import parse_layout
+
+    try:
+        return parse_layout(text)
+    except SMonError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _steps(text: str) -> tuple[int | None, int | None]:
+    first, dash, last = text.partition("-")
+    message = f"expected A-B, A-, -B or A with whole numbers, found {text!r}"
+    if not all(part.isdigit() or not part for part in (first, last)) or text in {"", "-"}:
+        raise argparse.ArgumentTypeError(message)
+    begin = int(first) if first else None
+    end = (int(last) if last else None) if dash else begin
+    if begin is not None and end is not None and end < begin:
+        raise argparse.ArgumentTypeError(f"{message}: the last step lies before the first")
+    return begin, end
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdigit() and len(part) < _MAX_DIGITS for part in parts):
+        raise argparse.ArgumentTypeError(f"expected layers such as 9,9,9,9, found {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0.0 <= price < _MAX_PRICE:
+        raise argparse.ArgumentTypeError(f"expected a price such as 2.5, found {text!r}")
+    return price
+
+
+def _worker(text: str) -> tuple[int, int]:
+    dp, _, stage = text.partition(",")
+    if not (dp.isdigit() and stage.isdigit()):
+        raise argparse.ArgumentTypeError(f"expected DP,STAGE such as 3,1, found {text!r}")
+    return int(dp), int(stage)
+
+
+def _analyze(parsed: argparse.Namespace) -> int:
+    with _progress() as progress:
+        trace = _load(parsed, progress)
+        report = _report(parsed, trace, progress)
+    if parsed.json:
+        print(report.to_json())
+    else:
+        _print(report)
+    if report.verdict == "insufficient_data":
+        used = report.window.steps_used
+        reasons = "; ".join(
+            f"step {part.step}: {part.reason}" for part in report.window.skipped[:1]
+        )
+        line = f"insufficient data: {used} of {report.window.steps} steps usable"
+        print(f"smon analyze: {line}{'; ' + reasons if reasons else ''}", file=sys.stderr)
+        return EXIT_INSUFFICIENT
+    return EXIT_OK
+
+
+def _load(parsed: argparse.Namespace, progress: Progress) -> Trace:
+    from smon.trace.load import load
+
+    return load(
+        parsed.paths,
+        meta=parsed.meta,
+        layout=parsed.layout,
+        format_name=parsed.format,
+        steps=parsed.steps,
+        progress=progress,
+    )
+
+
+def _report(parsed: argparse.Namespace, trace: Trace, progress: Progress) -> JobReport:
+    from smon.analysis import Options, analyze_prepared, empty_report
+    from smon.prepare import prepare
+    from smon.trace.context import context_beside
+
+    options = Options(trace.notes, parsed.price, tuple(parsed.repair), progress)
+    try:
+        prepared = prepare(trace.table, trace.job, context_beside(parsed.paths))
+    except NothingUsableError as error:
+        return empty_report(trace.job, error, options)
+    report = analyze_prepared(prepared, options)
+    if parsed.timeline is not None:
+        from smon.timeline import write_timeline
+
+        write_timeline(prepared, parsed.timeline, progress=progress)
+    return report
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from smon.analysis import fixes_of, study
+    from smon.plan.tail import forecast
+    from smon.prepare import prepare
+    from smon.render.plan import print_plan
+    from smon.trace.context import context_beside
+
+    with _progress() as progress:
+        trace = _load(parsed, progress)
+        prepared = prepare(trace.table, trace.job, context_beside(parsed.paths))
+        studied = study(prepared, progress)
+        fixes = fixes_of(studied, parsed.price, parsed.layers)
+        expected = forecast(studied.evidence, suspects=studied.diagnosis.suspects())
+    console = Console(highlight=False, emoji=False, markup=False)
+    print_plan(fixes, expected.series(), expected.assumptions, console)
+    return EXIT_OK
+
+
+def _print(report: JobReport) -> None:
+    from rich.console import Console
+
+    from smon.render import print_report
+
+    print_report(report, Console(highlight=False, emoji=False, markup=False))
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr if that is a terminal, nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield lambda _phase, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        tasks = {}
+
+        def show(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase)
+            bars.update(tasks[phase], completed=done, total=total)
+
+        yield show
+
+
+def _synth(parsed: argparse.Namespace) -> int:
+    from smon.synth.presets import scenario
+    from smon.synth.scenario import generate
+    from smon.synth.write import write_synthetic
+
+    names = (*_SIZES, "overlap")
+    given = {name: getattr(parsed, name) for name in names if getattr(parsed, name) is not None}
+    # All of them are checked before the first is written.
+    chosen = [scenario(name, **given) for name in dict.fromkeys(parsed.scenarios)]
+    for each in chosen:
+        made = generate(each)
+        folder = parsed.out / each.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_synthetic(made, folder)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+        print(f"{folder}: {len(made.table):,} ops, {made.job.layout}")
+    return EXIT_OK
+
+
+def _demo(_parsed: argparse.Namespace) -> int:
+    from smon.analysis import Options, analyze
+    from smon.synth.presets import scenario
+    from smon.synth.scenario import generate
+    from smon.synth.write import write_trace
+    from smon.trace.load import load
+
+    chosen = scenario("slow-worker")
+    made = generate(chosen)
+    with tempfile.TemporaryDirectory(prefix="smon-demo-") as name:
+        write_trace(made.table, made.job, Path(name))
+        trace = load([Path(name)])
+    print(
+        f"A synthetic job: {made.job.layout}, {made.job.layout.world_size} GPUs, {chosen.steps} "
+        f"steps of {chosen.microbatches} microbatches, {len(made.table):,} traced ops.\n"
+        "In one worker, forward and backward take 1.5 times as long. SMon sees the trace only.\n"
+    )
+    _print(analyze(trace.table, trace.job, Options(trace.notes, price_per_gpu_hour=2.0)))
+    print(
+        "\nTry it on your own trace: smon analyze PATH --layout tp8-dp8-pp4 (smon analyze --help)"
+    )
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From numbers to answers: evidence → causes → ranking and verdict."""

@@ -1,0 +1,1 @@
+"""One module per cause: evidence in, drafts of findings or nothing out."""

@@ -1,0 +1,73 @@
+"""planned_pause and warm-up: time that nobody lost."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smon.attribute.persistence import Kind, Persistence, vote
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import Evidence
+from smon.diagnose.thresholds import PAUSE_FACTOR, PAUSE_NS
+
+#: Pauses after every other step are no period, but a slow job.
+_MIN_PERIOD = 3
+
+
+def find(evidence: Evidence) -> list[Draft]:
+    """Gaps between steps in which every rank is idle."""
+    gaps = evidence.gaps_ns
+    known = gaps[~np.isnan(gaps)]
+    if len(known) == 0:
+        return []
+    usual = float(np.median(known))
+    with np.errstate(invalid="ignore"):
+        long = gaps > max(PAUSE_FACTOR * usual, usual + PAUSE_NS)
+    if not long.any():
+        return []
+    persistence = _persistence(evidence, long)
+    size = float(np.mean(gaps[long])) - usual
+    # The pause after the last step is not seen: a period says more than a count.
+    every = persistence.period or len(known) / np.count_nonzero(long)
+    extra = size / every
+    kinds = sorted({event.kind for event in evidence.context.events if event.kind != "gc"})
+    return [
+        Draft(
+            verdict="planned_pause",
+            cause="checkpoint",
+            scope="job",
+            phase="between steps",
+            persistence=persistence,
+            confidence=0.9 if kinds else 0.7,
+            evidence=(
+                f"{int(long.sum())} gaps of {np.median(gaps[long]) / 1e9:.1f} s between steps, "
+                "all ranks idle",
+                f"the job says: {', '.join(kinds)}"
+                if kinds
+                else "no framework events: they would say whether it is a checkpoint",
+            ),
+            next=("asynchronous checkpoints, or fewer of them",),
+            extra_excess_ns=extra,
+        )
+    ]
+
+
+def _persistence(evidence: Evidence, long: NDArray[np.bool_]) -> Persistence:
+    period = _period(evidence.steps, long, ~np.isnan(evidence.gaps_ns))
+    if period is not None:
+        return Persistence(Kind.PERIODIC, 1.0 / period, period=period)
+    found = vote(long.astype(float), 0.5, evidence.steps)
+    return found or Persistence(Kind.ONE_OFF, 0.0)
+
+
+def _period(
+    steps: NDArray[np.int64], long: NDArray[np.bool_], known: NDArray[np.bool_]
+) -> int | None:
+    """Distance between pauses, if there is one wherever it says, and the window holds two."""
+    at = steps[long]
+    distances = np.unique(np.diff(at))
+    if len(distances) != 1 or distances[0] < _MIN_PERIOD:
+        return None
+    period = int(distances[0])
+    due = known & ((steps - at[0]) % period == 0)
+    return period if bool((due == long).all()) and np.ptp(steps) >= 2 * period else None

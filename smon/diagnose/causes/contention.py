@@ -1,0 +1,79 @@
+"""host_contention: launches are late all over a node, now and then."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smon.attribute.persistence import vote
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import COMPUTE, Evidence, Floats
+from smon.diagnose.place import places, workers_of
+from smon.diagnose.thresholds import STALL_NS, STALL_SHARE
+from smon.report import Candidate
+from smon.simulate.cube import Changes
+
+#: Mean launch delay of a node against its peers.
+_FACTOR = 5.0
+#: Later starts than this share of a step come from many ops; a single one is a pause.
+_OPS = 3
+
+
+def find(evidence: Evidence) -> list[Draft]:
+    """Workers whose computes start late many times within a step."""
+    late = _late(evidence)
+    if late is None:
+        return []
+    total, count = late
+    floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
+    usual = np.nanmedian(total, axis=(1, 2), keepdims=True)
+    with np.errstate(invalid="ignore"):
+        hit = (total > floor) & (total > _FACTOR * np.maximum(usual, 0.0)) & (count >= _OPS)
+    workers = workers_of(np.any(hit, axis=0))
+    if not workers or len(workers) > hit[0].size // 2:
+        return []
+    persistence = vote(hit.any(axis=(1, 2)).astype(float), 0.5, evidence.steps)
+    where = places(evidence, workers)
+    return [
+        Draft(
+            verdict="host_stall",
+            cause="host_contention",
+            scope="rank" if len(workers) == 1 else "node",
+            phase="launch",
+            persistence=persistence,  # type: ignore[arg-type]
+            where=where,
+            optypes=tuple(op.label for op in COMPUTE),
+            changes=_undone(evidence, hit),
+            confidence=0.7,
+            evidence=(
+                f"computes start late {np.median(count[hit]):.0f} times a step there, "
+                f"{np.median(total[hit]) / 1e6:.0f} ms in all, more than {_FACTOR:.0f} × elsewhere",
+            ),
+            candidates=(
+                Candidate("host_contention", where, "CPU load of the host"),
+                Candidate("gc", where, "gc events"),
+            ),
+            next=("top, pidstat 1  # on that node: what else runs there", "numactl --show"),
+        )
+    ]
+
+
+def _late(evidence: Evidence) -> tuple[Floats, Floats] | None:
+    """(steps, dp_ranks, stages) sum of launch delays of computes, and how many are long."""
+    parts = [evidence.delay(op) for op in COMPUTE]
+    if any(part.size == 0 for part in parts):
+        return None
+    positive = [np.maximum(np.nan_to_num(part), 0.0) for part in parts]
+    total = sum(part.sum(axis=3) for part in positive)
+    count = sum((part > STALL_NS / 5).sum(axis=3) for part in positive)
+    return np.asarray(total), np.asarray(count, float)
+
+
+def _undone(evidence: Evidence, hit: NDArray[np.bool_]) -> Changes:
+    stall = {}
+    for op in COMPUTE:
+        cube = evidence.delay(op)
+        usual = np.nanmedian(cube, axis=(0, 1), keepdims=True)
+        extra = np.maximum(np.nan_to_num(cube - usual), 0.0)
+        stall[op] = np.where(hit[..., None], extra, 0.0)
+    return Changes(stall=stall)

@@ -1,0 +1,106 @@
+"""sequence_length: microbatches of uneven length, so that another replica is late in every step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smon.attribute.persistence import Kind, Persistence
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import COMPUTE, B, Evidence, F, Floats, nanmedian, spread
+from smon.diagnose.side import sum_len2
+from smon.diagnose.thresholds import DATA_CORRELATION, DATA_SPREAD, DATA_SPREAD_OTHER
+from smon.diagnose.workers import log_work
+from smon.simulate.cube import Changes
+
+#: A replica this much above the mean of its step holds the others up.
+_UNEVEN_STEP = 1.02
+#: Fewer microbatches correlate by chance.
+_MIN_OPS = 8
+
+
+def find(evidence: Evidence) -> list[Draft]:
+    """Forward and backward of the same microbatch long together, everywhere and at random."""
+    logs = {op: _centred(log_work(evidence, op)) for op in COMPUTE}
+    if any(part.size == 0 for part in logs.values()) or logs[F].shape != logs[B].shape:
+        return []
+    forward, backward = logs[F].reshape(-1), logs[B].reshape(-1)
+    both = ~(np.isnan(forward) | np.isnan(backward))
+    spreads = spread(forward), spread(backward)
+    if both.sum() < _MIN_OPS or max(spreads) < DATA_SPREAD or min(spreads) < DATA_SPREAD_OTHER:
+        return []
+    correlation = float(np.corrcoef(forward[both], backward[both])[0, 1])
+    if correlation < DATA_CORRELATION:
+        return []
+    share = _uneven_steps(evidence)
+    return [
+        Draft(
+            verdict="imbalance",
+            cause="sequence_length",
+            scope="job",
+            phase="compute",
+            persistence=Persistence(Kind.ROTATING, share),
+            optypes=tuple(op.label for op in COMPUTE),
+            changes=even_data(evidence),
+            confidence=0.9 if evidence.window.stages > 1 else 0.75,
+            evidence=(
+                f"forward and backward of the same microbatch correlate {correlation:.3f}, and "
+                f"spread by {spreads[0]:.0%} and {spreads[1]:.0%}",
+                *_stages(evidence),
+                *_lengths(evidence),
+            ),
+            next=(
+                "balance microbatches over DP ranks by the sum of squared lengths: smon plan "
+                "shows what it buys",
+                "sort or pack sequences by length before they are dealt out",
+            ),
+        )
+    ]
+
+
+def _centred(logs: Floats) -> Floats:
+    """Minus the median of each worker: a slow worker must not look like long data."""
+    if logs.shape[3] == 0:
+        return logs
+    return logs - nanmedian(logs, (0, 3))[None, :, :, None]
+
+
+def _uneven_steps(evidence: Evidence) -> float:
+    """Share of the steps in which one replica has noticeably more to do than the mean."""
+    total = sum(np.nansum(evidence.work(op), axis=(2, 3)) for op in COMPUTE)
+    total = np.where(total == 0, np.nan, total)
+    return float(np.mean(np.nanmax(total, axis=1) > _UNEVEN_STEP * np.nanmean(total, axis=1)))
+
+
+def _stages(evidence: Evidence) -> tuple[str, ...]:
+    logs = _centred(log_work(evidence, F))
+    if logs.shape[2] == 1:
+        return ()
+    one, other = logs[:, :, 0].reshape(-1), logs[:, :, -1].reshape(-1)
+    both = ~(np.isnan(one) | np.isnan(other))
+    correlation = float(np.corrcoef(one[both], other[both])[0, 1])
+    return (
+        f"the first and the last stage agree on which microbatches are long: {correlation:.2f}",
+    )
+
+
+def _lengths(evidence: Evidence) -> tuple[str, ...]:
+    lengths = sum_len2(evidence.context, evidence.steps, evidence.window.dp_ranks)
+    cube = evidence.work(F)[:, :, 0]
+    if lengths is None or lengths.shape[2] < cube.shape[2]:
+        return ("no sequence lengths: tokens and Σlen² per microbatch would make it sure",)
+    lengths = lengths[:, :, : cube.shape[2]]
+    both = ~(np.isnan(lengths) | np.isnan(cube))
+    if not both.any():
+        return ("no sequence lengths: tokens and Σlen² per microbatch would make it sure",)
+    correlation = float(np.corrcoef(lengths[both], cube[both])[0, 1])
+    return (f"forward time correlates {correlation:.2f} with Σlen²",)
+
+
+def even_data(evidence: Evidence) -> Changes:
+    """The same total work of each step and stage, spread evenly over replicas and microbatches."""
+    work = {}
+    for op in COMPUTE:
+        cube = evidence.work(op)
+        mean = np.nanmean(cube, axis=(1, 3), keepdims=True)
+        work[op] = np.where(np.isnan(cube), np.nan, mean)
+    return Changes(work)

@@ -1,0 +1,184 @@
+"""Slow devices: slow_gpu, thermal, slow_forward, slow_backward.
+
+A worker that is slower than its peers in the same way in most steps. Not uneven data, which
+rotates, and not a long stage, which is long on every replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smon.attribute.persistence import Kind, Persistence, vote
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import COMPUTE, B, Evidence, F, Floats, nanmedian
+from smon.diagnose.place import node_of, place
+from smon.diagnose.side import counter
+from smon.diagnose.thresholds import (
+    DEVICE_RATIO,
+    DEVICE_SCORE,
+    MAX_DEVICE_SHARE,
+    SAME_RATIO,
+)
+from smon.diagnose.workers import Slowness, slowness
+from smon.ops import OpType
+from smon.report import MIN_STEPS
+from smon.simulate.cube import Changes
+
+#: More standard errors than this say nothing more.
+_ENOUGH = 100.0
+
+_LASTING = (Kind.PERSISTENT, Kind.ONSET, Kind.RAMP)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Suspect:
+    dp: int
+    stage: int
+    persistence: Persistence
+    ratio: dict[OpType, float]
+    score: float
+
+
+def find(evidence: Evidence) -> list[Draft]:
+    """Workers that are slow for longer than a moment."""
+    kinds = {op: slowness(evidence, op) for op in COMPUTE}
+    suspects = _suspects(evidence, kinds)
+    workers = int(np.count_nonzero(~np.isnan(kinds[F].typical())))
+    if len(suspects) > max(1, MAX_DEVICE_SHARE * workers):
+        return []
+    return [_draft(evidence, kinds, suspect) for suspect in suspects]
+
+
+def _combined(evidence: Evidence, kinds: dict[OpType, Slowness]) -> tuple[Floats, float]:
+    """(steps, dp, stages) relative excess of forward and backward together, and its noise."""
+    total = np.zeros_like(kinds[F].effect)
+    weight, noise = 0.0, 0.0
+    for op, kind in kinds.items():
+        share = float(np.nansum(nanmedian(evidence.work(op), (0, 1, 3))))
+        if np.isnan(kind.effect).all() or np.isnan(share):
+            continue
+        total = total + share * np.expm1(kind.effect)
+        noise += (share * kind.noise) ** 2
+        weight += share
+    if not weight:
+        return np.full_like(kinds[F].effect, np.nan), np.nan
+    return total / weight, float(np.sqrt(noise) / weight)
+
+
+def _suspects(evidence: Evidence, kinds: dict[OpType, Slowness]) -> list[_Suspect]:
+    effect, noise = _combined(evidence, kinds)
+    found = []
+    steps = len(effect)
+    for dp, stage in np.argwhere(_possible(effect)).tolist():
+        series = effect[:, dp, stage]
+        persistence = vote(series, DEVICE_RATIO, evidence.steps)
+        if persistence is None or persistence.kind not in _LASTING:
+            continue
+        active = series > DEVICE_RATIO
+        typical = float(np.median(series[active]))
+        score = typical / max(noise, 1e-6) * np.sqrt(active.sum()) / 1.2533
+        if score < DEVICE_SCORE or (steps > 1 and active.sum() < MIN_STEPS):
+            continue
+        ratio = {
+            op: float(np.expm1(np.nanmedian(kind.effect[active, dp, stage])))
+            for op, kind in kinds.items()
+        }
+        found.append(_Suspect(dp, stage, persistence, ratio, float(score)))
+    return sorted(found, key=lambda suspect: -max(suspect.ratio.values()))
+
+
+def _possible(effect: Floats) -> NDArray[np.bool_]:
+    """Workers above the threshold in a fair share of the steps: the rest need no closer look."""
+    with np.errstate(invalid="ignore"):
+        votes = (effect > DEVICE_RATIO).sum(axis=0)
+    possible: NDArray[np.bool_] = votes >= max(1, len(effect) // 4)
+    return possible
+
+
+def _cause(evidence: Evidence, suspect: _Suspect) -> tuple[str, str]:
+    """(cause, phase)."""
+    forward, backward = suspect.ratio[F], suspect.ratio[B]
+    larger, smaller = max(forward, backward), min(forward, backward)
+    if larger - smaller <= SAME_RATIO or smaller > larger / 2:
+        hot = suspect.persistence.kind is Kind.RAMP and _clock_falls(evidence, suspect)
+        return ("thermal" if hot else "slow_gpu"), "compute"
+    if backward > forward:
+        return "slow_backward", "backward compute"
+    return "slow_forward", "forward compute"
+
+
+def _clock_falls(evidence: Evidence, suspect: _Suspect) -> bool:
+    """Whether the clock of the suspect falls while it slows down, or a thermal flag is set."""
+    rank = evidence.layout.rank(suspect.dp, suspect.stage)
+    clock = counter(evidence.context, "gpu_clock_mhz", rank, evidence.steps)
+    flag = counter(evidence.context, "gpu_throttle_thermal", rank, evidence.steps)
+    if np.nanmax(flag, initial=0.0) > 0:
+        return True
+    known = clock[~np.isnan(clock)]
+    third = len(known) // 3
+    return third > 0 and float(np.median(known[-third:])) < 0.97 * float(np.median(known[:third]))
+
+
+def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect) -> Draft:
+    cause, phase = _cause(evidence, suspect)
+    slow = [op for op in COMPUTE if suspect.ratio[op] > DEVICE_RATIO] or list(COMPUTE)
+    where = place(evidence, suspect.dp, suspect.stage)
+    host = node_of(evidence, suspect.dp, suspect.stage) or f"<node of rank {where.rank}>"
+    return Draft(
+        verdict="straggler",
+        cause=cause,
+        scope="tp_group" if evidence.layout.tp > 1 else "rank",
+        phase=phase,
+        persistence=suspect.persistence,
+        where=where,
+        optypes=tuple(op.label for op in slow),
+        changes=_as_peers(evidence, kinds, suspect),
+        confidence=min(0.95, 0.5 + suspect.score / 100.0),
+        evidence=(
+            f"forward {1 + suspect.ratio[F]:.3f} ×, backward {1 + suspect.ratio[B]:.3f} × the "
+            f"other DP ranks of stage {suspect.stage}",
+            f"slow in {suspect.persistence.share:.0%} of the steps, "
+            f"{min(suspect.score, _ENOUGH):.0f} or more standard errors from its peers",
+            *_counters(evidence, suspect),
+        ),
+        next=(
+            f"dcgmi diag -r 2  # on {host}",
+            f"scontrol update NodeName={host} State=DRAIN Reason=smon_{cause}",
+        ),
+    )
+
+
+def _counters(evidence: Evidence, suspect: _Suspect) -> tuple[str, ...]:
+    rank = evidence.layout.rank(suspect.dp, suspect.stage)
+    clock = counter(evidence.context, "gpu_clock_mhz", rank, evidence.steps)
+    known = clock[~np.isnan(clock)]
+    if len(known) == 0:
+        return ("no counters: clock, temperature and throttle reasons of its GPU would tell why",)
+    return (f"GPU clock from {known.max():.0f} to {known.min():.0f} MHz",)
+
+
+def _as_peers(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect) -> Changes:
+    """Its computes divided by how much slower they are than its peers'."""
+    work = {}
+    for op in COMPUTE:
+        cube = evidence.work(op).copy()
+        effect = kinds[op].effect[:, suspect.dp, suspect.stage]
+        active = effect > 0 if suspect.persistence.kind is Kind.RAMP else _active(evidence, suspect)
+        factor = (
+            effect
+            if suspect.persistence.kind is Kind.RAMP
+            else np.full(len(effect), np.log1p(suspect.ratio[op]))
+        )
+        scale = np.where(active & ~np.isnan(factor), np.exp(-np.maximum(factor, 0.0)), 1.0)
+        cube[:, suspect.dp, suspect.stage] *= scale[:, None]
+        work[op] = cube
+    return Changes(work)
+
+
+def _active(evidence: Evidence, suspect: _Suspect) -> NDArray[np.bool_]:
+    onset = suspect.persistence.onset_step
+    since: NDArray[np.bool_] = evidence.steps >= (evidence.steps[0] if onset is None else onset)
+    return since

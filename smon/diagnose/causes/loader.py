@@ -1,0 +1,73 @@
+"""dataloader: a stall before the forward of the first microbatch."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smon.attribute.persistence import vote
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import Evidence, F, Floats, nanmedian
+from smon.diagnose.place import places, workers_of
+from smon.diagnose.thresholds import LOADER_SHARE, STALL_NS, STALL_SHARE
+from smon.report import Where
+from smon.simulate.cube import Changes
+
+#: So many replicas that stall, and most of them, are the job's habit.
+_MANY_REPLICAS = 3
+
+
+def find(evidence: Evidence) -> list[Draft]:
+    """Launch delays of the first forward far above the usual ones of that worker."""
+    delay = evidence.delay(F)
+    if delay.size == 0:
+        return []
+    first = delay[..., 0]
+    usual = np.minimum(nanmedian(first, 0)[None], nanmedian(first, 1)[:, None])
+    extra = first - usual
+    floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
+    with np.errstate(invalid="ignore"):
+        hit = extra > floor
+    if not hit.any() or not _mostly_first(delay, hit, floor):
+        return []
+    stall = np.zeros_like(delay)
+    stall[..., 0] = np.where(hit, extra, 0.0)
+    return [_draft(evidence, hit, extra, Changes(stall={F: stall}))]
+
+
+def _mostly_first(delay: Floats, hit: NDArray[np.bool_], floor: float) -> bool:
+    """Whether the stalls of the workers that were hit sit before their first microbatch."""
+    workers = hit.any(axis=0)
+    stalls = np.where(np.nan_to_num(delay) > floor, np.nan_to_num(delay), 0.0)[:, workers]
+    total = float(stalls.sum())
+    return total > 0 and float(stalls[..., 0].sum()) >= LOADER_SHARE * total
+
+
+def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: Changes) -> Draft:
+    workers = workers_of(np.any(hit, axis=0))
+    replicas = {dp for dp, _ in workers}
+    everyone = len(replicas) > evidence.window.dp_ranks // 2 and len(replicas) >= _MANY_REPLICAS
+    where = Where() if everyone else places(evidence, workers)
+    persistence = vote(hit.any(axis=(1, 2)).astype(float), 0.5, evidence.steps)
+    nodes = where.node is not None and len(workers) > 1
+    scope = "job" if everyone else "rank" if len(workers) == 1 else "node" if nodes else "dp_group"
+    return Draft(
+        verdict="host_stall",
+        cause="dataloader",
+        scope=scope,
+        phase="before forward",
+        persistence=persistence,  # type: ignore[arg-type]
+        where=where,
+        optypes=(F.label,),
+        changes=changes,
+        confidence=0.85,
+        evidence=(
+            f"{int(hit.sum())} times {np.median(extra[hit]) / 1e6:.0f} ms pass before the forward "
+            "of microbatch 0, without traced work",
+            "this gap holds more than four fifths of the launch delays of its workers",
+        ),
+        next=(
+            "more loader workers or prefetch: DataLoader(num_workers=…, prefetch_factor=…)",
+            "look at the storage that this host reads from",
+        ),
+    )

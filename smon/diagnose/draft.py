@@ -1,0 +1,54 @@
+"""What a cause hands on: a finding without its cost, and the change that would undo it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from smon.attribute.persistence import Persistence
+from smon.report import Candidate, Where
+from smon.simulate.cube import Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A possible finding.
+
+    Attributes
+    ----------
+    verdict, cause, scope, phase
+        Words of ``docs/causes.md``.
+    optypes
+        Labels of the op types that are slow.
+    where
+        The coordinates that apply.
+    changes
+        What undoes it: simulating the job with these changes gives the cost.
+    persistence
+        When it was there.
+    confidence
+        From 0 to 1.
+    evidence
+        Sentences, each with its number.
+    candidates
+        What it could be instead, or one of which it is.
+    next
+        What to type or to change.
+    extra_excess_ns
+        Cost outside the steps, e.g. a pause between them; mean per step.
+    steady_cost
+        True if the cost is known without simulation, as `extra_excess_ns`.
+    """
+
+    verdict: str
+    cause: str
+    scope: str
+    phase: str
+    persistence: Persistence
+    where: Where = field(default_factory=Where)
+    optypes: tuple[str, ...] = ()
+    changes: Changes = field(default_factory=Changes)
+    confidence: float = 0.5
+    evidence: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    next: tuple[str, ...] = ()
+    extra_excess_ns: float = 0.0

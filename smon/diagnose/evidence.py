@@ -1,0 +1,160 @@
+"""What the causes look at: durations as cubes, and each worker compared with its peers.
+
+Flow: `smon.simulate` → **here** → `smon.diagnose.causes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smon.attribute.slowdown import StepTimes
+from smon.ops import OpType
+from smon.simulate.cube import Changed, Changes, cube_of
+from smon.simulate.engine import Engine
+from smon.simulate.window import Window
+from smon.topology import Layout
+from smon.trace.context import Context
+
+Floats = NDArray[np.float64]
+
+F, B = OpType.FORWARD_COMPUTE, OpType.BACKWARD_COMPUTE
+COMPUTE = (F, B)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One window, as the causes see it. Cubes are (steps, dp_ranks, stages, positions), in ns.
+
+    Attributes
+    ----------
+    window, engine, times
+        The window, its simulator, and the step times of the what-ifs.
+    layout
+        Of the job.
+    context
+        Optional side evidence: hosts, tokens, counters, events.
+    gaps_ns
+        (steps,) idle time between the end of a step and the start of the next one, NaN where it is
+        unknown (the last step; sampled steps; times that restart at 0).
+    aligned
+        Whether the clocks of all workers can be compared: without, transfer times mean nothing.
+    explained
+        Changes that undo what was already found, so that one cause does not hide another.
+    """
+
+    window: Window
+    engine: Engine
+    times: StepTimes
+    layout: Layout
+    context: Context
+    gaps_ns: Floats
+    explained: Changes
+    aligned: bool = True
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """(steps,) step numbers."""
+        return self.window.steps
+
+    def work(self, optype: OpType) -> Floats:
+        """Durations (transfer times of communication), with what is explained undone."""
+        if optype in self.explained.work:
+            return self.explained.work[optype]
+        return self.recorded_work(optype)
+
+    def delay(self, optype: OpType) -> Floats:
+        """Launch delays, with the stalls that are explained taken off."""
+        recorded = self._cached(
+            ("delay", optype), lambda: cube_of(self.window, optype, lambda part: part.delay)
+        )
+        stall = self.explained.stall.get(optype)
+        return recorded if stall is None else recorded - stall
+
+    def recorded_work(self, optype: OpType) -> Floats:
+        """Durations as recorded."""
+        return self._cached(
+            ("work", optype), lambda: cube_of(self.window, optype, lambda part: part.work)
+        )
+
+    @cached_property
+    def _cache(self) -> dict[tuple[str, OpType], Floats]:
+        return {}
+
+    def _cached(self, key: tuple[str, OpType], make: Callable[[], Floats]) -> Floats:
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    def cost_ns(self, changes: Changes) -> Floats:
+        """(steps,) what a cause costs: without it, steps would be so much shorter.
+
+        Launch delays are not simulated beside slow work: many of them are waits for something that
+        the graph does not have, and would shrink with the work. Stalls that are a cause of their
+        own are added to a run without any.
+        """
+        cost: Floats = np.zeros(len(self.steps))
+        if changes.work:
+            run = self.engine.run(Changed(self.window, Changes(work=changes.work)))
+            cost += self.times.simulated - run.step_ns[0]
+        if changes.stall:
+            only = Changed(self.window, Changes(stall=changes.stall))
+            cost += self.engine.run(only, delays=only).step_ns[0] - self.times.simulated
+        return cost
+
+
+def peers(values: Floats, axis: int = 1) -> Floats:
+    """Median of the others along an axis (its own value left out); NaN where there is no other.
+
+    Parameters
+    ----------
+    values
+        Any shape; NaN is nobody.
+    """
+    count = values.shape[axis]
+    moved = np.moveaxis(values, axis, 0)
+    result = np.full(moved.shape, np.nan)
+    if count > 1:
+        ordered = np.sort(moved, axis=0)  # NaN last
+        known = np.count_nonzero(~np.isnan(moved), axis=0)
+        rank = np.argsort(np.argsort(moved, axis=0), axis=0)
+        others = known - 1
+        result = _median_without(ordered, rank, others)
+        result[np.isnan(moved)] = np.nan
+    return np.moveaxis(result, 0, axis)
+
+
+def _median_without(ordered: Floats, rank: NDArray[np.intp], others: NDArray[np.intp]) -> Floats:
+    """Median of a sorted axis without the element of each rank."""
+    low = np.maximum((others - 1) // 2, 0)
+    high = np.maximum(others // 2, 0)
+    last = len(ordered) - 1
+    # Left of the element that is left out positions stay, right of it they move by one.
+    first = np.minimum(low + (rank <= low), last)
+    second = np.minimum(high + (rank <= high), last)
+    both = np.take_along_axis(ordered, first, 0) + np.take_along_axis(ordered, second, 0)
+    return np.where(others > 0, both / 2, np.nan)
+
+
+def nanmedian(values: Floats, axis: int | tuple[int, ...]) -> Floats:
+    """Median, NaN left out; NaN where nothing is left, without a warning."""
+    axes = (axis,) if isinstance(axis, int) else axis
+    if values.size and not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=axes))
+    empty = np.isnan(values).all(axis=axes, keepdims=True)
+    if values.size == 0:
+        return np.full(np.squeeze(empty, axis=axes).shape, np.nan)
+    median = np.nanmedian(np.where(empty, 0.0, values), axis=axes)
+    return np.where(np.squeeze(empty, axis=axes), np.nan, median)
+
+
+def spread(values: Floats) -> float:
+    """Robust standard deviation: 1.4826 × median absolute deviation, NaN left out."""
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return float("nan")
+    return float(1.4826 * np.median(np.abs(known - np.median(known))))

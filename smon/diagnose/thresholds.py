@@ -1,0 +1,82 @@
+"""Every threshold of the diagnosis, in one place, with what it rests on.
+
+Ratios are relative: 0.03 is 3 %. "Clean jobs" are synthetic windows without a fault, with 1 %
+noise on each compute and 2 % on each communication, as real kernels have.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# ---------------------------------------------------------------------------- what is worth saying
+#: Below this slowdown nothing is attributed (the published analyser's threshold).
+ATTRIBUTION_THRESHOLD: Final = 1.03
+#: A finding that costs less than this share of the step is not reported: below it no one would act.
+#: The smallest cause that a person would want to see costs 2.6 % (one GPU 5.8 % slow in 96).
+MIN_EXCESS_SHARE: Final = 0.01
+#: Severity by excess share (deadband 10 %, as in the alert rules): below, a finding is information.
+WARNING_SHARE: Final = 0.10
+CRITICAL_SHARE: Final = 0.20
+#: Critical needs so many steps; with fewer a finding is at most a warning.
+CRITICAL_STEPS: Final = 20
+
+# ---------------------------------------------------------------------------------- slow devices
+#: A worker this much slower than its peers is slow. Identical healthy GPUs differ by 1–2 %.
+DEVICE_RATIO: Final = 0.025
+#: And this many standard errors away from its peers: 5 gives 3e-7 for one worker of Gaussian noise.
+DEVICE_SCORE: Final = 6.0
+#: Forward and backward of a slow GPU are slow alike: within this, or within half of each other.
+SAME_RATIO: Final = 0.02
+#: Nothing is known better than this (log): few steps can agree by chance.
+MIN_NOISE: Final = 0.002
+#: More workers than this share are no set of slow devices.
+MAX_DEVICE_SHARE: Final = 0.25
+#: Positions of a step that are looked at; more tell nothing new.
+MAX_POSITIONS: Final = 16
+
+# --------------------------------------------------------------------------------------- stages
+#: A stage this much longer than the others is out of balance.
+STAGE_RATIO: Final = 0.05
+#: And on every replica alike: spread over DP ranks of its ratio to the other stages.
+STAGE_SPREAD: Final = 0.02
+
+# ---------------------------------------------------------------------------- data that is uneven
+#: Forward and backward of one microbatch are long together if the data is long …
+DATA_CORRELATION: Final = 0.9
+#: … and lengths spread by more than this (robust, log); a slow worker alone correlates as well.
+DATA_SPREAD: Final = 0.08
+#: The other of the two may spread less: the shorter one has the larger fixed part.
+DATA_SPREAD_OTHER: Final = 0.05
+#: A worker of an expert-parallel stage is loaded above this for a run of steps.
+EXPERT_RATIO: Final = 0.05
+#: Runs shorter than this are not slow rotation.
+EXPERT_RUN: Final = 3
+
+# ---------------------------------------------------------------------------------- host stalls
+#: A forward this much longer than its peers, whose backward is not (below the second), was
+#: interrupted on the host.
+PAUSE_FORWARD: Final = 0.30
+PAUSE_BACKWARD: Final = 0.10
+#: A launch delay counts as a stall above this share of the step, and this much (ns).
+STALL_SHARE: Final = 0.005
+STALL_NS: Final = 5e6
+#: A stall before the first microbatch is the data loader's if it holds this share of the delays.
+LOADER_SHARE: Final = 0.8
+
+# ---------------------------------------------------------------------------------------- links
+#: A group whose transfers take this much longer than those of its peers is slow.
+LINK_RATIO: Final = 0.25
+#: A link flaps if, in bursts of a few steps, its transfers take this many times the usual. A
+#: reset of a network card lasts seconds; transfers last tens or hundreds of milliseconds.
+FLAP_FACTOR: Final = 10.0
+
+# ------------------------------------------------------------------------------------- the whole
+#: Change of step time against the job's own earlier steps that counts as job-wide.
+JOB_WIDE_RATIO: Final = 0.03
+#: A step of the beginning is warm-up above this multiple of the median step.
+WARMUP_FACTOR: Final = 1.3
+#: At most this share of a window (and three steps) is warm-up.
+WARMUP_SHARE: Final = 0.2
+#: A gap between steps is a pause above this multiple of the usual gap, and this long.
+PAUSE_FACTOR: Final = 5.0
+PAUSE_NS: Final = 50e6

@@ -1,0 +1,190 @@
+"""All causes in order, each with what it costs; then the ranking and the verdict.
+
+The order matters (``docs/causes.md``): planned pauses → job-wide → stage → experts → device →
+link → data → host stalls. What one cause explains is taken out before the next one looks.
+
+Flow: `smon.diagnose.causes` → **here** → `smon.analysis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from smon.diagnose.causes import (
+    breaks,
+    contention,
+    data,
+    device,
+    experts,
+    link,
+    loader,
+    pause,
+    stage,
+    whole,
+)
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import Evidence
+from smon.diagnose.found import Found, own_changes
+from smon.diagnose.thresholds import (
+    CRITICAL_SHARE,
+    CRITICAL_STEPS,
+    MIN_EXCESS_SHARE,
+    WARNING_SHARE,
+)
+from smon.report import MIN_STEPS, Finding, PersistencePart, Victims, Where
+from smon.simulate.cube import Changes
+
+#: In the order in which they look.
+CAUSES: tuple[Callable[[Evidence], list[Draft]], ...] = (
+    breaks.find,
+    whole.find,
+    stage.find,
+    experts.find,
+    device.find,
+    link.find,
+    data.find,
+    pause.find,
+    loader.find,
+    contention.find,
+)
+
+#: So many places of one cause are simulated one by one.
+_MAX_DRAFTS = 16
+_MAX_RANKS = 16
+#: Verdicts that blame nobody and come after those that do.
+_CALM = ("planned_pause", "warmup")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings, dearest first, what undoes each of them, and what else is to be said."""
+
+    findings: tuple[Finding, ...]
+    found: tuple[Found, ...]
+    notes: tuple[str, ...]
+
+    def suspects(self) -> tuple[tuple[int, int], ...]:
+        """(dp, stage) of the workers whose devices are slow."""
+        return tuple(worker for found in self.found for worker in found.workers)
+
+    @property
+    def verdict(self) -> str:
+        """That of the first finding, or none."""
+        return self.findings[0].verdict if self.findings else "none"
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Ask every cause; keep what costs enough."""
+    steps = len(evidence.steps)
+    if steps < MIN_STEPS:
+        return Diagnosis((), (), ())
+    pairs: list[tuple[Finding, Found]] = []
+    for find in CAUSES:
+        if find is link.find and not evidence.aligned:
+            continue
+        for draft in find(evidence)[:_MAX_DRAFTS]:
+            own = own_changes(evidence, evidence.explained, draft.changes)
+            finding = _finding(evidence, draft, own)
+            if finding.excess_share < MIN_EXCESS_SHARE:
+                continue
+            pairs.append((finding, Found(draft.cause, _where(draft), own, _workers(draft))))
+            evidence = replace(evidence, explained=evidence.explained | draft.changes)
+    pairs.sort(key=lambda pair: (pair[0].verdict in _CALM, -pair[0].excess_s))
+    return Diagnosis(
+        tuple(finding for finding, _ in pairs),
+        tuple(found for _, found in pairs),
+        _few_steps(steps),
+    )
+
+
+def _where(draft: Draft) -> str:
+    where = draft.where
+    if where.rank is not None:
+        return f"rank {where.rank} (DP rank {where.dp}, stage {where.stage})"
+    if where.stage is not None:
+        return f"stage {where.stage}"
+    return "the whole job" if draft.scope == "job" else draft.scope
+
+
+def _workers(draft: Draft) -> tuple[tuple[int, int], ...]:
+    """The suspect of a slow device."""
+    where = draft.where
+    if draft.verdict != "straggler" or where.dp is None or where.stage is None:
+        return ()
+    return ((where.dp, where.stage),)
+
+
+def _few_steps(steps: int) -> tuple[str, ...]:
+    if steps >= CRITICAL_STEPS:
+        return ()
+    return (
+        f"{steps} steps: a finding is at most a warning, and what comes in fewer than one of "
+        f"{steps} steps cannot be seen",
+    )
+
+
+def _finding(evidence: Evidence, draft: Draft, own: Changes) -> Finding:
+    excess = float(np.mean(evidence.cost_ns(own))) + draft.extra_excess_ns
+    recorded = float(np.mean(evidence.times.recorded)) + draft.extra_excess_ns
+    share = excess / recorded
+    lasting = draft.persistence
+    return Finding(
+        severity=_severity(share, len(evidence.steps), draft.verdict),
+        verdict=draft.verdict,
+        cause=draft.cause,
+        scope=draft.scope,
+        where=draft.where,
+        phase=draft.phase,
+        optypes=draft.optypes,
+        excess_s=excess / 1e9,
+        excess_share=share,
+        persistence=PersistencePart(
+            str(lasting.kind), lasting.share, lasting.onset_step, lasting.period
+        ),
+        confidence=draft.confidence,
+        evidence=draft.evidence,
+        victims=_victims(evidence, draft.where),
+        candidates=draft.candidates,
+        next=draft.next,
+    )
+
+
+def _severity(share: float, steps: int, verdict: str) -> str:
+    if verdict in _CALM or share < WARNING_SHARE:
+        return "info"
+    if share >= CRITICAL_SHARE and steps >= CRITICAL_STEPS:
+        return "critical"
+    return "warning"
+
+
+def _victims(evidence: Evidence, where: Where) -> Victims | None:
+    """Everyone but the one suspect, and how long they wait for others in a typical step."""
+    if where.dp is None or where.stage is None:
+        return None
+    wait = _waits(evidence)
+    wait[where.dp, where.stage] = np.nan
+    waiting = np.argwhere(~np.isnan(wait))
+    if len(waiting) == 0:
+        return None
+    ranks = sorted(evidence.layout.rank(int(dp), int(stage)) for dp, stage in waiting)
+    return Victims(len(ranks), tuple(ranks[:_MAX_RANKS]), float(np.nanmedian(wait)) / 1e9)
+
+
+def _waits(evidence: Evidence) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """(dp_ranks, stages) mean time per step that a worker waits inside communication, ns."""
+    window = evidence.window
+    total = np.zeros((window.dp_ranks, window.stages))
+    lanes = np.zeros(window.dp_ranks)
+    for part in window.parts:
+        grouped = np.flatnonzero(part.graph.group >= 0)
+        stages = part.graph.structure.stage[grouped]
+        waits = part.end[grouped] - part.start[grouped] - part.work[grouped]
+        by_stage = np.zeros((window.stages, part.lanes))
+        np.add.at(by_stage, stages, np.maximum(waits, 0.0))
+        np.add.at(total, part.dp, by_stage.T)
+        np.add.at(lanes, part.dp, 1)
+    with np.errstate(invalid="ignore"):
+        return total / lanes[:, None]

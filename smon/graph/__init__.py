@@ -1,0 +1,1 @@
+"""The dependency model of one training step: lanes → structures → graphs → programs."""

@@ -1,0 +1,1 @@
+"""What each fix would buy, simulated on the job's own trace."""

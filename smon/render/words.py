@@ -1,0 +1,133 @@
+"""Sentences: what an on-call person reads first, and what each finding says."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from smon.report import Finding, FixPart, JobReport, Where
+
+#: Below this slowdown nothing is attributed (the published analyser's threshold).
+ATTRIBUTION_THRESHOLD: Final = 1.03
+
+#: Causes in words.
+CAUSES: Final = {
+    "slow_gpu": "slow GPU",
+    "thermal": "GPU slowed down by heat",
+    "slow_forward": "slow forward",
+    "slow_backward": "slow backward",
+    "stage_partition": "more work than the other stages",
+    "sequence_length": "sequences of uneven length",
+    "moe_load": "uneven load of the experts",
+    "gc": "garbage collection pauses",
+    "dataloader": "waiting for the data loader",
+    "host_contention": "late launches on a busy host",
+    "slow_link": "slow network",
+    "flapping_link": "flapping network link",
+    "job_wide": "the whole job got slower",
+    "checkpoint": "pauses between steps",
+    "warmup": "warm-up",
+}
+
+
+def printable(text: str) -> str:
+    """Text with control characters made visible: names come from other people's files."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def seconds(value: float | None) -> str:
+    """Three significant digits; ms below one second."""
+    if value is None:
+        return "unknown"
+    unit, scaled = ("ms", value * 1e3) if abs(value) < 1.0 else ("s", value)
+    digits = 0 if scaled == 0 else max(0, 2 - math.floor(math.log10(abs(scaled))))
+    return f"{scaled:.{min(digits, 3)}f} {unit}"
+
+
+def verdict_lines(report: JobReport) -> list[str]:
+    """The verdict, what it costs, and what to do, each in one line."""
+    slowdown = report.slowdown.paper
+    if slowdown is None:
+        return [f"Insufficient data: {report.window.steps_used} usable steps."]
+    runs = f"This job runs at {slowdown:.3f} × its ideal step time"
+    if report.findings:
+        first = report.findings[0]
+        lines = [f"{headline(report, first)}."]
+        if first.next:
+            lines.append(f"Next: {first.next[0]}")
+        return [*lines, f"{runs}: {_lost(report)}."]
+    if slowdown < ATTRIBUTION_THRESHOLD:
+        return [f"No straggler. {runs}."]
+    return [f"{runs}: {_lost(report)}.", _unexplained(report)]
+
+
+def headline(report: JobReport, finding: Finding) -> str:
+    """Who, why, how much, when: one line for one finding."""
+    cause = CAUSES.get(finding.cause, finding.cause.replace("_", " "))
+    cost = f"+{seconds(finding.excess_s)} per step ({finding.excess_share:.1%})"
+    return f"{place(report, finding)}: {cause}, {cost}, {_when(finding)}"
+
+
+def place(report: JobReport, finding: Finding) -> str:
+    """Where a finding is, in the job's own terms."""
+    where = finding.where
+    named = {
+        "rank": f"Rank {where.rank}{_coordinates(where)}",
+        "tp_group": f"TP group of rank {where.rank}{_coordinates(where)}",
+        "node": f"Node of rank {where.rank}{_coordinates(where)}",
+        "stage": f"Stage {where.stage}, on every DP rank",
+        "dp_group": f"DP group of stage {where.stage}",
+        "ep_group": f"EP group of stage {where.stage}",
+        "pp_group": f"Pipeline of DP rank {where.dp}",
+        "job": "Whole job",
+    }
+    if finding.scope == "node" and where.rank is None:
+        return f"Node {printable(where.node or 'unknown')}"
+    if finding.scope == "stage" and report.job.layout.dp == 1:
+        return f"Stage {where.stage}"
+    return named.get(finding.scope, finding.scope)
+
+
+def _coordinates(where: Where) -> str:
+    parts = [f"DP rank {where.dp}", f"stage {where.stage}"]
+    if where.node:
+        parts.append(printable(where.node))
+    return f" ({', '.join(parts)})"
+
+
+def _when(finding: Finding) -> str:
+    lasting = finding.persistence
+    share = f"in {lasting.share:.0%} of the steps"
+    if lasting.kind == "periodic" and lasting.period:
+        return f"every {lasting.period} steps"
+    if lasting.onset_step is not None and lasting.kind in ("onset", "ramp"):
+        growing = ", growing" if lasting.kind == "ramp" else ""
+        return f"since step {lasting.onset_step}{growing}"
+    if lasting.kind == "one_off":
+        return f"once, at step {lasting.onset_step}"
+    if lasting.kind == "rotating":
+        return f"somewhere else each time, {share}"
+    return share
+
+
+def fix_words(fix: FixPart) -> str:
+    """What to do, and to what."""
+    return f"{fix.fix.replace('_', ' ')}: {printable(fix.detail)}"
+
+
+def _lost(report: JobReport) -> str:
+    cost = report.cost
+    lost = f"{max(report.waste_ratio or 0.0, 0.0):.1%} of its GPU time is lost"
+    hours = f"{cost.gpu_hours_per_day or 0:,.0f} GPU-hours"
+    money = "" if cost.cost_per_day is None else f", ${cost.cost_per_day:,.0f}"
+    return f"{lost}, {hours}{money} per day"
+
+
+def _unexplained(report: JobReport) -> str:
+    parts = sorted(report.ledger, key=lambda entry: -entry.excess_s)[:2]
+    named = ", ".join(f"{part.factor.replace('_', ' ')} {part.share:.0%}" for part in parts)
+    return (
+        f"No cause was found that explains it. Largest parts: {named}."
+        if named
+        else ("No cause was found that explains it.")
+    )
