@@ -23,7 +23,7 @@ from smon.attribute.slowdown import StepTimes, simulate_all, slowdown
 from smon.diagnose.evidence import Evidence
 from smon.diagnose.thresholds import ATTRIBUTION_THRESHOLD
 from smon.diagnose.verdict import Diagnosis, diagnose
-from smon.errors import NothingUsableError
+from smon.errors import NothingUsableError, SimulationError
 from smon.plan.planner import plan
 from smon.prepare import Prepared, prepare
 from smon.report import (
@@ -44,7 +44,7 @@ from smon.report import (
     WorkerPart,
 )
 from smon.simulate.cube import Changes
-from smon.simulate.engine import Engine
+from smon.simulate.whatif import Worker
 from smon.simulate.window import Window
 from smon.topology import Layout
 from smon.trace.context import Context
@@ -195,7 +195,6 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
     last_stage = [(dp, window.stages - 1) for dp in range(window.dp_ranks)]
     paper = studied.slowdown
     waste = 1.0 - 1.0 / paper
-    suspects = options.repair or diagnosis.suspects()
     parts = ledger(window, ideal, engine, times)
     sampled = ledger_note(window, times)
     ops = sum(part.row.size for part in window.parts)
@@ -213,7 +212,7 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
         step_time=_step_time(times),
         slowdown=Slowdown(
             paper=paper,
-            repaired=_repaired(window, engine, times, suspects),
+            repaired=_repaired(studied, options.repair),
             history=None,
             ci95=bootstrap_interval(times.simulated, times.ideal),
             launch=float(slowdown(times.recorded, times.simulated)),
@@ -223,7 +222,7 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
         by_optype=_ratios(times.by_optype, times),
         by_dp_rank=_numbered(slowdown(times.by_dp_rank, times.ideal)),
         by_stage=_numbered(slowdown(times.by_stage, times.ideal)),
-        workers=_workers(prepared.job.layout, times, approximate),
+        workers=_workers(prepared, times, approximate),
         worker_share=fixed_share(window, ideal, engine, times, slowest_workers(approximate)),
         last_stage_share=fixed_share(window, ideal, engine, times, last_stage),
         cost=_cost(prepared.job.layout, waste, options.price_per_gpu_hour),
@@ -236,10 +235,16 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
     )
 
 
-def _repaired(
-    window: Window, engine: Engine, times: StepTimes, suspects: Collection[tuple[int, int]]
-) -> float | None:
-    return repaired_slowdown(window, engine, times, suspects) if suspects else None
+def _repaired(studied: Study, chosen: Sequence[Worker]) -> float | None:
+    """Slowdown against the chosen workers' peers, or the suspects' where these have any."""
+    window, engine, times = studied.prepared.window, studied.prepared.engine, studied.times
+    if chosen:
+        return repaired_slowdown(window, engine, times, chosen)
+    suspects = studied.diagnosis.suspects()
+    try:
+        return repaired_slowdown(window, engine, times, suspects) if suspects else None
+    except SimulationError:
+        return None
 
 
 def empty_report(job: Job, error: NothingUsableError, options: Options = _DEFAULT) -> JobReport:
@@ -350,14 +355,17 @@ def _numbered(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def _workers(layout: Layout, times: StepTimes, approximate: np.ndarray) -> tuple[WorkerPart, ...]:
+def _workers(
+    prepared: Prepared, times: StepTimes, approximate: np.ndarray
+) -> tuple[WorkerPart, ...]:
+    layout, hosts = prepared.job.layout, prepared.context.hosts
     exact = slowdown(times.by_worker, times.ideal)
     return tuple(
         WorkerPart(
             dp=dp,
             stage=stage,
             rank=layout.rank(dp, stage),
-            host=None,
+            host=hosts.get(layout.rank(dp, stage)),
             slowdown=_known(exact[dp, stage]),
             approx_slowdown=_known(approximate[dp, stage]),
         )

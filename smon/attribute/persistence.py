@@ -18,10 +18,13 @@ PERSISTENT_SHARE = 0.8
 #: this share.
 ONSET_SHARE = 0.9
 #: A trend needs this many steps, and this rank correlation with time.
-RAMP_STEPS = 20
+RAMP_STEPS = 8
 RAMP_CORRELATION = 0.8
 #: A trend must at least grow by this factor between its first and its last third.
 RAMP_GROWTH = 1.5
+#: It has risen when it first comes to this part of its end, after so many steps at least.
+RAMP_TOP = 0.9
+RAMP_RISE = 4
 #: A period needs this many occurrences.
 PERIODIC_EVENTS = 3
 #: An onset needs so many steps after it.
@@ -72,7 +75,7 @@ def vote(  # noqa: PLR0911  # one return per kind
     Parameters
     ----------
     effect
-        (steps,) size of the effect in each step; NaN counts as absent.
+        (steps,) size of the effect in each step; steps with NaN have no vote.
     threshold
         Above it, a step votes for the effect.
     steps
@@ -83,7 +86,9 @@ def vote(  # noqa: PLR0911  # one return per kind
     Persistence or None
         None if no step votes.
     """
-    active = np.nan_to_num(effect, nan=-np.inf) > threshold
+    known = ~np.isnan(effect)
+    effect, steps = effect[known], steps[known]
+    active = effect > threshold
     if not active.any():
         return None
     share = float(active.mean())
@@ -117,15 +122,16 @@ def _onset(active: NDArray[np.bool_]) -> int:
 
 def _is_ramp(effect: NDArray[np.float64], active: NDArray[np.bool_], onset: int) -> bool:
     series = effect[onset:]
-    series = series[~np.isnan(series)]
     if len(series) < RAMP_STEPS or active[onset:].mean() < PERSISTENT_SHARE:
         return False
     third = len(series) // 3
     first, last = float(np.median(series[:third])), float(np.median(series[-third:]))
     if last < RAMP_GROWTH * max(first, 1e-12):
         return False
-    # Plateaus at either end do not speak against a ramp.
-    return rank_correlation(series, np.arange(len(series), dtype=float)) >= RAMP_CORRELATION
+    # A plateau at the end does not speak against a ramp.
+    rise = series[: int(np.argmax(series >= RAMP_TOP * last)) + 1]
+    rising = len(rise) >= RAMP_RISE
+    return rising and rank_correlation(rise, np.arange(len(rise), dtype=float)) >= RAMP_CORRELATION
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:

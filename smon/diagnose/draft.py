@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from smon.attribute.persistence import Persistence
+from smon.diagnose.thresholds import MIN_EXCESS_SHARE
 from smon.report import Candidate, Where
 from smon.simulate.cube import Changes
 
@@ -33,10 +34,10 @@ class Draft:
         What it could be instead, or one of which it is.
     next
         What to type or to change.
+    min_share
+        Cheaper than this share of the step it is not worth a line.
     extra_excess_ns
         Cost outside the steps, e.g. a pause between them; mean per step.
-    steady_cost
-        True if the cost is known without simulation, as `extra_excess_ns`.
     """
 
     verdict: str
@@ -52,3 +53,4 @@ class Draft:
     candidates: tuple[Candidate, ...] = ()
     next: tuple[str, ...] = ()
     extra_excess_ns: float = 0.0
+    min_share: float = MIN_EXCESS_SHARE

@@ -152,6 +152,15 @@ def nanmedian(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     return np.where(np.squeeze(empty, axis=axes), np.nan, median)
 
 
+def nanquantile(values: Floats, quantile: float, axis: int) -> Floats:
+    """Quantile, NaN left out; NaN where nothing is left, without a warning."""
+    empty = np.isnan(values).all(axis=axis, keepdims=True)
+    if values.shape[axis] == 0:
+        return np.full(np.squeeze(empty, axis=axis).shape, np.nan)
+    found = np.nanquantile(np.where(empty, 0.0, values), quantile, axis=axis)
+    return np.where(np.squeeze(empty, axis=axis), np.nan, found)
+
+
 def spread(values: Floats) -> float:
     """Robust standard deviation: 1.4826 × median absolute deviation, NaN left out."""
     known = values[~np.isnan(values)]

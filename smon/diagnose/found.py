@@ -5,11 +5,13 @@ Flow: `smon.diagnose.causes` → **here** → `smon.diagnose.verdict`, `smon.pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from smon.diagnose.evidence import Evidence, Floats
+from smon.ops import OpType
 from smon.simulate.cube import Changes
 from smon.simulate.whatif import Worker
 
@@ -58,6 +60,20 @@ def own_changes(evidence: Evidence, before: Changes, changes: Changes) -> Change
         for optype, changed in changes.work.items()
     }
     return Changes(work, changes.stall)
+
+
+def combined(evidence: Evidence, own: Sequence[Changes]) -> Changes:
+    """What undoes several findings at once: their factors multiply, stalls do not add up."""
+    work: dict[OpType, Floats] = {}
+    stall: dict[OpType, Floats] = {}
+    for changes in own:
+        for optype, changed in changes.work.items():
+            before = work.get(optype)
+            recorded = evidence.recorded_work(optype)
+            work[optype] = changed if before is None else _own(before, recorded, changed)
+        for optype, part in changes.stall.items():
+            stall[optype] = np.fmax(stall[optype], part) if optype in stall else part
+    return Changes(work, stall)
 
 
 def _own(recorded: Floats, before: Floats, changed: Floats) -> Floats:

@@ -14,7 +14,7 @@ ATTRIBUTION_THRESHOLD: Final = 1.03
 #: A finding that costs less than this share of the step is not reported: below it no one would act.
 #: The smallest cause that a person would want to see costs 2.6 % (one GPU 5.8 % slow in 96).
 MIN_EXCESS_SHARE: Final = 0.01
-#: Severity by excess share (deadband 10 %, as in the alert rules): below, a finding is information.
+#: Severity by excess share: below the first, a finding is information.
 WARNING_SHARE: Final = 0.10
 CRITICAL_SHARE: Final = 0.20
 #: Critical needs so many steps; with fewer a finding is at most a warning.
@@ -23,7 +23,12 @@ CRITICAL_STEPS: Final = 20
 # ---------------------------------------------------------------------------------- slow devices
 #: A worker this much slower than its peers is slow. Identical healthy GPUs differ by 1–2 %.
 DEVICE_RATIO: Final = 0.025
-#: And this many standard errors away from its peers: 5 gives 3e-7 for one worker of Gaussian noise.
+#: Among noise (uneven data), a lasting effect counts from this on, if its score is high enough.
+DEVICE_LASTING_RATIO: Final = 0.02
+#: A slow device is worth a line from this share of the step on: it costs more once others are well.
+DEVICE_MIN_SHARE: Final = 0.0005
+#: And this many standard errors away from its peers: Gaussian noise of one worker reaches 6 once
+#: in 10⁹, and tails are heavier.
 DEVICE_SCORE: Final = 6.0
 #: Forward and backward of a slow GPU are slow alike: within this, or within half of each other.
 SAME_RATIO: Final = 0.02
@@ -43,10 +48,11 @@ STAGE_SPREAD: Final = 0.02
 # ---------------------------------------------------------------------------- data that is uneven
 #: Forward and backward of one microbatch are long together if the data is long …
 DATA_CORRELATION: Final = 0.9
-#: … and lengths spread by more than this (robust, log); a slow worker alone correlates as well.
-DATA_SPREAD: Final = 0.08
-#: The other of the two may spread less: the shorter one has the larger fixed part.
-DATA_SPREAD_OTHER: Final = 0.05
+#: … and lengths spread by more than this (robust, log): below, noise of 1 % hides a correlation of
+#: 0.9, and it costs next to nothing.
+DATA_SPREAD: Final = 0.03
+#: Stages of one replica must agree on which microbatches are long (correlation).
+STAGES_AGREE: Final = 0.8
 #: A worker of an expert-parallel stage is loaded above this for a run of steps.
 EXPERT_RATIO: Final = 0.05
 #: Runs shorter than this are not slow rotation.
@@ -71,12 +77,15 @@ LINK_RATIO: Final = 0.25
 FLAP_FACTOR: Final = 10.0
 
 # ------------------------------------------------------------------------------------- the whole
-#: Change of step time against the job's own earlier steps that counts as job-wide.
+#: Change of step time against the job's own earlier steps that counts as job-wide, and the least
+#: change of each kind of op that makes it up.
 JOB_WIDE_RATIO: Final = 0.03
+JOB_WIDE_OP_RATIO: Final = 0.02
 #: A step of the beginning is warm-up above this multiple of the median step.
 WARMUP_FACTOR: Final = 1.3
 #: At most this share of a window (and three steps) is warm-up.
 WARMUP_SHARE: Final = 0.2
-#: A gap between steps is a pause above this multiple of the usual gap, and this long.
-PAUSE_FACTOR: Final = 5.0
-PAUSE_NS: Final = 50e6
+#: A gap between steps is a pause if it exceeds the usual one by this many standard deviations of
+#: all gaps (robust), and by this much.
+PAUSE_SCORE: Final = 10.0
+PAUSE_NS: Final = 20e6

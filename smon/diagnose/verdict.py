@@ -27,11 +27,10 @@ from smon.diagnose.causes import (
 )
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import Evidence
-from smon.diagnose.found import Found, own_changes
+from smon.diagnose.found import Found, combined, own_changes
 from smon.diagnose.thresholds import (
     CRITICAL_SHARE,
     CRITICAL_STEPS,
-    MIN_EXCESS_SHARE,
     WARNING_SHARE,
 )
 from smon.report import MIN_STEPS, Finding, PersistencePart, Victims, Where
@@ -46,9 +45,9 @@ CAUSES: tuple[Callable[[Evidence], list[Draft]], ...] = (
     device.find,
     link.find,
     data.find,
+    contention.find,
     pause.find,
     loader.find,
-    contention.find,
 )
 
 #: So many places of one cause are simulated one by one.
@@ -81,23 +80,48 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     steps = len(evidence.steps)
     if steps < MIN_STEPS:
         return Diagnosis((), (), ())
+    asked = _ask(evidence)
     pairs: list[tuple[Finding, Found]] = []
-    for find in CAUSES:
-        if find is link.find and not evidence.aligned:
-            continue
-        for draft in find(evidence)[:_MAX_DRAFTS]:
-            own = own_changes(evidence, evidence.explained, draft.changes)
-            finding = _finding(evidence, draft, own)
-            if finding.excess_share < MIN_EXCESS_SHARE:
-                continue
+    for (draft, own), cost in zip(asked, _costs(evidence, asked), strict=True):
+        finding = _finding(evidence, draft, cost)
+        if finding.excess_share >= draft.min_share:
             pairs.append((finding, Found(draft.cause, _where(draft), own, _workers(draft))))
-            evidence = replace(evidence, explained=evidence.explained | draft.changes)
     pairs.sort(key=lambda pair: (pair[0].verdict in _CALM, -pair[0].excess_s))
     return Diagnosis(
         tuple(finding for finding, _ in pairs),
         tuple(found for _, found in pairs),
         _few_steps(steps),
     )
+
+
+def _ask(evidence: Evidence) -> list[tuple[Draft, Changes]]:
+    """Drafts of all causes, each with what undoes it and nothing else."""
+    asked: list[tuple[Draft, Changes]] = []
+    for find in CAUSES:
+        if find is link.find and not evidence.aligned:
+            continue
+        for draft in find(evidence)[:_MAX_DRAFTS]:
+            own = own_changes(evidence, evidence.explained, draft.changes)
+            asked.append((draft, own))
+            evidence = replace(evidence, explained=evidence.explained | draft.changes)
+    return asked
+
+
+def _costs(evidence: Evidence, asked: list[tuple[Draft, Changes]]) -> list[float]:
+    """Mean cost of each cause per step, ns: alone, or with all others undone if that is more.
+
+    One cause can hide another: a slow device in a long stage makes the length of the stage free,
+    until the device is replaced.
+    """
+    own = [changes for _, changes in asked]
+    costs = [float(np.mean(evidence.cost_ns(changes))) for changes in own]
+    if len(own) > 1:
+        everything = float(np.mean(evidence.cost_ns(combined(evidence, own))))
+        for index in range(len(own)):
+            others = combined(evidence, own[:index] + own[index + 1 :])
+            hidden = everything - float(np.mean(evidence.cost_ns(others)))
+            costs[index] = max(costs[index], hidden)
+    return costs
 
 
 def _where(draft: Draft) -> str:
@@ -126,8 +150,8 @@ def _few_steps(steps: int) -> tuple[str, ...]:
     )
 
 
-def _finding(evidence: Evidence, draft: Draft, own: Changes) -> Finding:
-    excess = float(np.mean(evidence.cost_ns(own))) + draft.extra_excess_ns
+def _finding(evidence: Evidence, draft: Draft, cost_ns: float) -> Finding:
+    excess = cost_ns + draft.extra_excess_ns
     recorded = float(np.mean(evidence.times.recorded)) + draft.extra_excess_ns
     share = excess / recorded
     lasting = draft.persistence

@@ -7,7 +7,7 @@ from typing import Final
 
 from smon.report import Finding, FixPart, JobReport, Where
 
-#: Below this slowdown nothing is attributed (the published analyser's threshold).
+#: As in `smon.diagnose.thresholds`, which the renderer does not know; a test compares them.
 ATTRIBUTION_THRESHOLD: Final = 1.03
 
 #: Causes in words.

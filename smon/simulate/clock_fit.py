@@ -28,7 +28,7 @@ SETTLED_NS = 300.0
 ROUGHLY_SETTLED_NS = 20_000.0
 _ROUNDS = 12
 
-#: Conjugate gradients end when the next step is below a tenth of that; after 16 steps at most in
+#: Conjugate gradients end when the next step is below a tenth of that; after 17 steps at most in
 #: the public traces.
 _CG_NS = 30.0
 _CG_ROUNDS = 200

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from smon.attribute.persistence import Kind, Persistence, vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import Evidence
-from smon.diagnose.thresholds import PAUSE_FACTOR, PAUSE_NS
+from smon.diagnose.evidence import Evidence, spread
+from smon.diagnose.thresholds import PAUSE_NS, PAUSE_SCORE
 
 #: Pauses after every other step are no period, but a slow job.
 _MIN_PERIOD = 3
@@ -22,14 +22,12 @@ def find(evidence: Evidence) -> list[Draft]:
         return []
     usual = float(np.median(known))
     with np.errstate(invalid="ignore"):
-        long = gaps > max(PAUSE_FACTOR * usual, usual + PAUSE_NS)
+        long = gaps > usual + max(PAUSE_SCORE * spread(known), PAUSE_NS)
     if not long.any():
         return []
     persistence = _persistence(evidence, long)
     size = float(np.mean(gaps[long])) - usual
-    # The pause after the last step is not seen: a period says more than a count.
-    every = persistence.period or len(known) / np.count_nonzero(long)
-    extra = size / every
+    extra = size * persistence.share
     kinds = sorted({event.kind for event in evidence.context.events if event.kind != "gc"})
     return [
         Draft(
@@ -53,9 +51,12 @@ def find(evidence: Evidence) -> list[Draft]:
 
 
 def _persistence(evidence: Evidence, long: NDArray[np.bool_]) -> Persistence:
-    period = _period(evidence.steps, long, ~np.isnan(evidence.gaps_ns))
+    steps = evidence.steps
+    period = _period(steps, long, ~np.isnan(evidence.gaps_ns))
     if period is not None:
-        return Persistence(Kind.PERIODIC, 1.0 / period, period=period)
+        # The pause after the last step is not seen, but due.
+        due = (steps - steps[np.argmax(long)]) % period == 0
+        return Persistence(Kind.PERIODIC, float(due.mean()), period=period)
     found = vote(long.astype(float), 0.5, evidence.steps)
     return found or Persistence(Kind.ONE_OFF, 0.0)
 

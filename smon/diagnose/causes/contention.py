@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from smon.attribute.persistence import vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import COMPUTE, Evidence, Floats
+from smon.diagnose.evidence import COMPUTE, Evidence, F, Floats, nanmedian
 from smon.diagnose.place import places, workers_of
-from smon.diagnose.thresholds import STALL_NS, STALL_SHARE
+from smon.diagnose.thresholds import PAUSE_BACKWARD, STALL_NS, STALL_SHARE
 from smon.report import Candidate
 from smon.simulate.cube import Changes
 
@@ -26,7 +26,8 @@ def find(evidence: Evidence) -> list[Draft]:
         return []
     total, count = late
     floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
-    usual = np.nanmedian(total, axis=(1, 2), keepdims=True)
+    # The lower quartile: on a small job one node can be half of the workers.
+    usual = np.quantile(total, 0.25, axis=(1, 2), keepdims=True)
     with np.errstate(invalid="ignore"):
         hit = (total > floor) & (total > _FACTOR * np.maximum(usual, 0.0)) & (count >= _OPS)
     workers = workers_of(np.any(hit, axis=0))
@@ -38,7 +39,7 @@ def find(evidence: Evidence) -> list[Draft]:
         Draft(
             verdict="host_stall",
             cause="host_contention",
-            scope="rank" if len(workers) == 1 else "node",
+            scope="rank" if len(workers) == 1 else "node" if where.node else "job",
             phase="launch",
             persistence=persistence,  # type: ignore[arg-type]
             where=where,
@@ -70,10 +71,17 @@ def _late(evidence: Evidence) -> tuple[Floats, Floats] | None:
 
 
 def _undone(evidence: Evidence, hit: NDArray[np.bool_]) -> Changes:
+    """No late launches, and forwards (bound by launches) as long as those of its peers."""
     stall = {}
     for op in COMPUTE:
         cube = evidence.delay(op)
-        usual = np.nanmedian(cube, axis=(0, 1), keepdims=True)
+        usual = nanmedian(cube, (0, 1))[None, None]
         extra = np.maximum(np.nan_to_num(cube - usual), 0.0)
         stall[op] = np.where(hit[..., None], extra, 0.0)
-    return Changes(stall=stall)
+    forward = evidence.work(F)
+    calm = np.where(hit[..., None], np.nan, forward)
+    typical = np.fmin(
+        nanmedian(calm, (1, 3))[:, None, :, None], nanmedian(calm, (0, 1, 3))[:, None]
+    )
+    stretched = hit[..., None] & (forward > (1 + PAUSE_BACKWARD) * typical)
+    return Changes({F: np.where(stretched, typical, forward)}, stall)

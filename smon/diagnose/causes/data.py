@@ -8,7 +8,7 @@ from smon.attribute.persistence import Kind, Persistence
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, B, Evidence, F, Floats, nanmedian, spread
 from smon.diagnose.side import sum_len2
-from smon.diagnose.thresholds import DATA_CORRELATION, DATA_SPREAD, DATA_SPREAD_OTHER
+from smon.diagnose.thresholds import DATA_CORRELATION, DATA_SPREAD, STAGES_AGREE
 from smon.diagnose.workers import log_work
 from smon.simulate.cube import Changes
 
@@ -16,6 +16,10 @@ from smon.simulate.cube import Changes
 _UNEVEN_STEP = 1.02
 #: Fewer microbatches correlate by chance.
 _MIN_OPS = 8
+#: Beyond so many robust standard deviations values are pulled in.
+_OUTLIER = 3.0
+#: Without other stages to ask, the spread must be so many times larger.
+_ALONE = 2.0
 
 
 def find(evidence: Evidence) -> list[Draft]:
@@ -24,12 +28,12 @@ def find(evidence: Evidence) -> list[Draft]:
     if any(part.size == 0 for part in logs.values()) or logs[F].shape != logs[B].shape:
         return []
     forward, backward = logs[F].reshape(-1), logs[B].reshape(-1)
-    both = ~(np.isnan(forward) | np.isnan(backward))
     spreads = spread(forward), spread(backward)
-    if both.sum() < _MIN_OPS or max(spreads) < DATA_SPREAD or min(spreads) < DATA_SPREAD_OTHER:
+    alone = evidence.window.stages == 1
+    if np.isnan(spreads).any() or max(spreads) < DATA_SPREAD * (_ALONE if alone else 1.0):
         return []
-    correlation = float(np.corrcoef(forward[both], backward[both])[0, 1])
-    if correlation < DATA_CORRELATION:
+    correlation = _correlation(forward, backward)
+    if correlation < DATA_CORRELATION or (not alone and _stages_agree(logs[F]) < STAGES_AGREE):
         return []
     share = _uneven_steps(evidence)
     return [
@@ -58,10 +62,35 @@ def find(evidence: Evidence) -> list[Draft]:
 
 
 def _centred(logs: Floats) -> Floats:
-    """Minus the median of each worker: a slow worker must not look like long data."""
-    if logs.shape[3] == 0:
+    """Minus the median of each worker and of each step.
+
+    Neither a slow worker nor a step in which the whole job is slow must look like long data.
+    """
+    if logs.size == 0:
         return logs
-    return logs - nanmedian(logs, (0, 3))[None, :, :, None]
+    by_worker = logs - nanmedian(logs, (0, 3))[None, :, :, None]
+    return by_worker - nanmedian(by_worker, (1, 2, 3))[:, None, None, None]
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    """Correlation with outliers pulled in: a few slow workers must not decide it; 0 if unknown."""
+    both = ~(np.isnan(one) | np.isnan(other))
+    if both.sum() < _MIN_OPS:
+        return 0.0
+    first, second = (_pulled_in(values[both]) for values in (one, other))
+    if first.std() == 0 or second.std() == 0:
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _pulled_in(values: Floats) -> Floats:
+    width = _OUTLIER * spread(values)
+    return np.clip(values, np.median(values) - width, np.median(values) + width)
+
+
+def _stages_agree(logs: Floats) -> float:
+    """Correlation of the same microbatches on the first and the last stage."""
+    return _correlation(logs[:, :, 0].reshape(-1), logs[:, :, -1].reshape(-1))
 
 
 def _uneven_steps(evidence: Evidence) -> float:
@@ -72,15 +101,10 @@ def _uneven_steps(evidence: Evidence) -> float:
 
 
 def _stages(evidence: Evidence) -> tuple[str, ...]:
-    logs = _centred(log_work(evidence, F))
-    if logs.shape[2] == 1:
+    if evidence.window.stages == 1:
         return ()
-    one, other = logs[:, :, 0].reshape(-1), logs[:, :, -1].reshape(-1)
-    both = ~(np.isnan(one) | np.isnan(other))
-    correlation = float(np.corrcoef(one[both], other[both])[0, 1])
-    return (
-        f"the first and the last stage agree on which microbatches are long: {correlation:.2f}",
-    )
+    agree = _stages_agree(_centred(log_work(evidence, F)))
+    return (f"the first and the last stage agree on which microbatches are long: {agree:.2f}",)
 
 
 def _lengths(evidence: Evidence) -> tuple[str, ...]:

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 from smon.attribute.persistence import Kind, Persistence, vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, B, Evidence, F, Floats, nanmedian
-from smon.diagnose.place import node_of, place
+from smon.diagnose.place import node_of, place, workers_of
 from smon.diagnose.side import counter
 from smon.diagnose.thresholds import (
+    DEVICE_LASTING_RATIO,
+    DEVICE_MIN_SHARE,
     DEVICE_RATIO,
     DEVICE_SCORE,
     MAX_DEVICE_SHARE,
+    MIN_NOISE,
     SAME_RATIO,
 )
 from smon.diagnose.workers import Slowness, slowness
@@ -71,29 +74,51 @@ def _combined(evidence: Evidence, kinds: dict[OpType, Slowness]) -> tuple[Floats
 def _suspects(evidence: Evidence, kinds: dict[OpType, Slowness]) -> list[_Suspect]:
     effect, noise = _combined(evidence, kinds)
     found = []
-    steps = len(effect)
-    for dp, stage in np.argwhere(_possible(effect)).tolist():
+    for dp, stage in workers_of(_possible(effect)):
         series = effect[:, dp, stage]
-        persistence = vote(series, DEVICE_RATIO, evidence.steps)
-        if persistence is None or persistence.kind not in _LASTING:
+        persistence = _lasting(series, noise, evidence.steps)
+        if persistence is None:
             continue
-        active = series > DEVICE_RATIO
-        typical = float(np.median(series[active]))
-        score = typical / max(noise, 1e-6) * np.sqrt(active.sum()) / 1.2533
-        if score < DEVICE_SCORE or (steps > 1 and active.sum() < MIN_STEPS):
+        active = series > DEVICE_RATIO / 2
+        score = _score(series[active], noise)
+        if score < DEVICE_SCORE or active.sum() < MIN_STEPS:
             continue
         ratio = {
             op: float(np.expm1(np.nanmedian(kind.effect[active, dp, stage])))
             for op, kind in kinds.items()
         }
-        found.append(_Suspect(dp, stage, persistence, ratio, float(score)))
+        found.append(_Suspect(dp, stage, persistence, ratio, score))
     return sorted(found, key=lambda suspect: -max(suspect.ratio.values()))
+
+
+def _score(effects: Floats, noise: float) -> float:
+    """Standard errors of the median effect."""
+    if len(effects) == 0:
+        return 0.0
+    return float(np.median(effects) / max(noise, MIN_NOISE) * np.sqrt(len(effects)) / 1.2533)
+
+
+def _lasting(series: Floats, noise: float, steps: NDArray[np.int64]) -> Persistence | None:
+    """How a worker's slowness lasts; None if it does not.
+
+    Among noise a single step proves nothing, so an effect that is sure over all steps counts as
+    persistent if most steps lean its way.
+    """
+    persistence = vote(series, DEVICE_RATIO, steps)
+    if persistence is not None and persistence.kind in _LASTING:
+        return persistence
+    known = series[~np.isnan(series)]
+    typical = float(np.median(known)) if len(known) else 0.0
+    if typical < DEVICE_LASTING_RATIO or _score(known, noise) < DEVICE_SCORE:
+        return None
+    persistence = vote(series, typical / 4, steps)
+    return persistence if persistence and persistence.kind in _LASTING else None
 
 
 def _possible(effect: Floats) -> NDArray[np.bool_]:
     """Workers above the threshold in a fair share of the steps: the rest need no closer look."""
     with np.errstate(invalid="ignore"):
-        votes = (effect > DEVICE_RATIO).sum(axis=0)
+        votes = (effect > DEVICE_RATIO / 2).sum(axis=0)
     possible: NDArray[np.bool_] = votes >= max(1, len(effect) // 4)
     return possible
 
@@ -103,15 +128,14 @@ def _cause(evidence: Evidence, suspect: _Suspect) -> tuple[str, str]:
     forward, backward = suspect.ratio[F], suspect.ratio[B]
     larger, smaller = max(forward, backward), min(forward, backward)
     if larger - smaller <= SAME_RATIO or smaller > larger / 2:
-        hot = suspect.persistence.kind is Kind.RAMP and _clock_falls(evidence, suspect)
-        return ("thermal" if hot else "slow_gpu"), "compute"
+        return ("thermal" if _is_hot(evidence, suspect) else "slow_gpu"), "compute"
     if backward > forward:
         return "slow_backward", "backward compute"
     return "slow_forward", "forward compute"
 
 
-def _clock_falls(evidence: Evidence, suspect: _Suspect) -> bool:
-    """Whether the clock of the suspect falls while it slows down, or a thermal flag is set."""
+def _is_hot(evidence: Evidence, suspect: _Suspect) -> bool:
+    """Whether a thermal flag is set, or its clock falls while it slows down."""
     rank = evidence.layout.rank(suspect.dp, suspect.stage)
     clock = counter(evidence.context, "gpu_clock_mhz", rank, evidence.steps)
     flag = counter(evidence.context, "gpu_throttle_thermal", rank, evidence.steps)
@@ -119,7 +143,8 @@ def _clock_falls(evidence: Evidence, suspect: _Suspect) -> bool:
         return True
     known = clock[~np.isnan(clock)]
     third = len(known) // 3
-    return third > 0 and float(np.median(known[-third:])) < 0.97 * float(np.median(known[:third]))
+    ramp = suspect.persistence.kind is Kind.RAMP and third > 0
+    return ramp and float(np.median(known[-third:])) < 0.97 * float(np.median(known[:third]))
 
 
 def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect) -> Draft:
@@ -137,6 +162,7 @@ def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect)
         optypes=tuple(op.label for op in slow),
         changes=_as_peers(evidence, kinds, suspect),
         confidence=min(0.95, 0.5 + suspect.score / 100.0),
+        min_share=DEVICE_MIN_SHARE,
         evidence=(
             f"forward {1 + suspect.ratio[F]:.3f} ×, backward {1 + suspect.ratio[B]:.3f} × the "
             f"other DP ranks of stage {suspect.stage}",

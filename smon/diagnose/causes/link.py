@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from smon.attribute.persistence import BURST_STEPS, Kind, Persistence, vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import Evidence, Floats, nanmedian, peers
-from smon.diagnose.place import place, places
+from smon.diagnose.evidence import Evidence, Floats, nanmedian, nanquantile, peers, spread
+from smon.diagnose.place import place, places, workers_of
 from smon.diagnose.thresholds import FLAP_FACTOR, LINK_RATIO
 from smon.ops import OpType
 from smon.report import Candidate
@@ -27,9 +27,10 @@ _COLLECTIVES = (
 )
 _P2P = (OpType.FORWARD_SEND, OpType.FORWARD_RECV, OpType.BACKWARD_SEND, OpType.BACKWARD_RECV)
 
-#: Steps that show the usual scatter, and how far outside of it slow is.
-_QUIET_STEPS = 5
+#: How far outside of the usual scatter slow is.
 _SCORE = 6.0
+#: What is slow for so many of the steps does not come and go.
+_MOSTLY = 0.5
 #: Longer lists of candidates help nobody.
 _MAX_CANDIDATES = 64
 
@@ -69,52 +70,63 @@ def find(evidence: Evidence) -> list[Draft]:
     return drafts
 
 
-def _usual(values: Floats, stages_axis: int) -> Floats:
-    """What a transfer usually takes: over time for its own place, and over comparable places."""
-    own = np.broadcast_to(nanmedian(values, 0)[None], values.shape)
-    return np.fmin(own, peers(values, stages_axis))
+def _usual(values: Floats, places_axis: int) -> Floats:
+    """What a transfer usually takes: at its own place most of the time, and at comparable places.
+
+    The lower quartile over time: what came to stay in the middle of the window is not usual.
+    """
+    own = np.broadcast_to(nanquantile(values, 0.25, 0)[None], values.shape)
+    return np.fmin(own, peers(values, places_axis))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Transfers:
+    """Transfer times of comparable places over time, and when they are slow."""
+
+    times: Floats
+    usual: Floats
+    active: NDArray[np.bool_]
+
+    @staticmethod
+    def of(times: Floats) -> _Transfers:
+        usual = _usual(times, 1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio = np.log(times / usual)
+        ratio[~np.isfinite(ratio)] = np.nan
+        # Scatter over time at each place: lasting slowness is no noise.
+        noise = spread(ratio - nanmedian(ratio, 0)[None])
+        limit = max(float(np.log1p(LINK_RATIO)), _SCORE * (0.0 if np.isnan(noise) else noise))
+        with np.errstate(invalid="ignore"):
+            active = ratio > limit
+        return _Transfers(times, usual, active)
+
+    def slow(self, optype: OpType, stage: int, dp: int) -> _Slow | None:
+        at = (slice(None), stage) if dp < 0 else (slice(None), dp, stage)
+        active = self.active[at]
+        if not active.any():
+            return None
+        return _Slow(optype, stage, dp, active, _factor(self.times[at], self.usual[at], active))
 
 
 def _slow_collectives(evidence: Evidence, optype: OpType) -> list[_Slow]:
     cube = evidence.work(optype)
     if cube.size == 0:
         return []
-    times = nanmedian(cube, (1, 3))
-    usual = _usual(times, 1)
-    return [
-        _Slow(optype, stage, -1, active, _factor(times[:, stage], usual[:, stage], active))
-        for stage in range(times.shape[1])
-        if (active := _active(times[:, stage], usual[:, stage])).any()
-    ]
+    transfers = _Transfers.of(nanmedian(cube, (1, 3)))
+    found = [transfers.slow(optype, stage, -1) for stage in range(evidence.window.stages)]
+    return [slow for slow in found if slow is not None]
 
 
 def _slow_p2p(evidence: Evidence, optype: OpType) -> list[_Slow]:
     cube = evidence.work(optype)
     if cube.size == 0:
         return []
-    times = nanmedian(cube, 3)
-    usual = _usual(times, 1)
-    found = []
-    with np.errstate(invalid="ignore"):
-        possible = np.argwhere((times > (1 + LINK_RATIO) * usual).any(axis=0))
-    for dp, stage in possible.tolist():
-        active = _active(times[:, dp, stage], usual[:, dp, stage])
-        if active.any():
-            factor = _factor(times[:, dp, stage], usual[:, dp, stage], active)
-            found.append(_Slow(optype, stage, dp, active, factor))
-    return found
-
-
-def _active(times: Floats, usual: Floats) -> NDArray[np.bool_]:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = times / usual - 1.0
-        active: NDArray[np.bool_] = (ratio > LINK_RATIO) & (usual > 0)
-    # Noise: its own scatter around the usual, seen where it is not slow.
-    quiet = ratio[~active & np.isfinite(ratio)]
-    if len(quiet) >= _QUIET_STEPS and active.any():
-        limit = _SCORE * 1.4826 * float(np.median(np.abs(quiet - np.median(quiet))))
-        active &= ratio > limit
-    return active
+    transfers = _Transfers.of(nanmedian(cube, 3))
+    found = [
+        transfers.slow(optype, stage, dp)
+        for dp, stage in workers_of(np.any(transfers.active, axis=0))
+    ]
+    return [slow for slow in found if slow is not None]
 
 
 def _factor(times: Floats, usual: Floats, active: NDArray[np.bool_]) -> float:
@@ -157,6 +169,7 @@ def _draft(
     if len(behind) == 1:
         dp = behind[0]
         mine = [each for each in p2p if each.dp == dp and _touches(evidence, each, stage)]
+        slow = replace(slow, factor=max(slow.factor, *(each.factor for each in mine)))
         more = f"so do the point-to-point transfers of DP rank {dp}, and of no other"
         draft = slow.draft("node", (*text, more), changes | _healed_p2p(evidence, mine))
         labels = (*draft.optypes, *sorted({each.optype.label for each in mine}))
@@ -180,8 +193,8 @@ class _Group:
         """Whether it comes in several short bursts, and takes many times the usual."""
         edges = np.diff(np.concatenate([[0], self.active.astype(np.int8), [0]]))
         lengths = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
-        several = len(lengths) > 1 and int(lengths.max()) <= BURST_STEPS
-        return several and self.factor > FLAP_FACTOR
+        brief = int(lengths.max()) <= BURST_STEPS and self.active.mean() < _MOSTLY
+        return brief and self.factor > FLAP_FACTOR
 
     def draft(self, scope: str, text: tuple[str, ...], changes: Changes) -> Draft:
         """A finding without its place."""

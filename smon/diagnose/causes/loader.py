@@ -13,9 +13,6 @@ from smon.diagnose.thresholds import LOADER_SHARE, STALL_NS, STALL_SHARE
 from smon.report import Where
 from smon.simulate.cube import Changes
 
-#: So many replicas that stall, and most of them, are the job's habit.
-_MANY_REPLICAS = 3
-
 
 def find(evidence: Evidence) -> list[Draft]:
     """Launch delays of the first forward far above the usual ones of that worker."""
@@ -28,25 +25,27 @@ def find(evidence: Evidence) -> list[Draft]:
     floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
     with np.errstate(invalid="ignore"):
         hit = extra > floor
-    if not hit.any() or not _mostly_first(delay, hit, floor):
+    hit &= _mostly_first(delay, hit, floor)[None]
+    if not hit.any():
         return []
     stall = np.zeros_like(delay)
     stall[..., 0] = np.where(hit, extra, 0.0)
     return [_draft(evidence, hit, extra, Changes(stall={F: stall}))]
 
 
-def _mostly_first(delay: Floats, hit: NDArray[np.bool_], floor: float) -> bool:
-    """Whether the stalls of the workers that were hit sit before their first microbatch."""
-    workers = hit.any(axis=0)
-    stalls = np.where(np.nan_to_num(delay) > floor, np.nan_to_num(delay), 0.0)[:, workers]
-    total = float(stalls.sum())
-    return total > 0 and float(stalls[..., 0].sum()) >= LOADER_SHARE * total
+def _mostly_first(delay: Floats, hit: NDArray[np.bool_], floor: float) -> NDArray[np.bool_]:
+    """(dp_ranks, stages) workers whose stalls sit before their first microbatch."""
+    stalls = np.where(np.nan_to_num(delay) > floor, np.nan_to_num(delay), 0.0)
+    stalls = np.where(np.any(hit, axis=0)[None, :, :, None], stalls, 0.0)
+    total, first = stalls.sum(axis=(0, 3)), stalls[..., 0].sum(axis=0)
+    mostly: NDArray[np.bool_] = (total > 0) & (first >= LOADER_SHARE * total)
+    return mostly
 
 
 def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: Changes) -> Draft:
     workers = workers_of(np.any(hit, axis=0))
     replicas = {dp for dp, _ in workers}
-    everyone = len(replicas) > evidence.window.dp_ranks // 2 and len(replicas) >= _MANY_REPLICAS
+    everyone = len(replicas) > 1 and len(replicas) * 2 > evidence.window.dp_ranks
     where = Where() if everyone else places(evidence, workers)
     persistence = vote(hit.any(axis=(1, 2)).astype(float), 0.5, evidence.steps)
     nodes = where.node is not None and len(workers) > 1

@@ -66,7 +66,7 @@ def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: C
     if many or persistence is None:
         persistence = Persistence(Kind.ROTATING, share, period=_typical_period(evidence, hit))
     where = Where() if many else places(evidence, workers)
-    scope = "job" if many else "rank" if len(workers) == 1 else "node"
+    scope = "rank" if len(workers) == 1 else "node" if where.node else "job"
     return Draft(
         verdict="host_stall",
         cause="gc",
