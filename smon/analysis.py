@@ -21,6 +21,7 @@ from smon.attribute.shares import (
 )
 from smon.attribute.slowdown import StepTimes, simulate_all, slowdown
 from smon.diagnose.evidence import Evidence
+from smon.diagnose.history import History
 from smon.diagnose.thresholds import ATTRIBUTION_THRESHOLD
 from smon.diagnose.verdict import Diagnosis, diagnose
 from smon.errors import NothingUsableError, SimulationError
@@ -75,6 +76,8 @@ class Options:
         In any currency; None leaves money out.
     repair
         (dp, stage) of the workers for the `repaired` reference; by default the suspects.
+    history
+        The job's earlier windows.
     progress
         Called as the analysis goes on.
     """
@@ -82,6 +85,7 @@ class Options:
     notes: tuple[str, ...] = ()
     price_per_gpu_hour: float | None = None
     repair: tuple[tuple[int, int], ...] = ()
+    history: History | None = None
     progress: Progress | None = None
 
 
@@ -125,7 +129,9 @@ class Study:
         return float(slowdown(self.times.simulated, self.times.ideal))
 
 
-def study(prepared: Prepared, progress: Progress | None = None) -> Study:
+def study(
+    prepared: Prepared, progress: Progress | None = None, history: History | None = None
+) -> Study:
     """Run the what-ifs of a window and look for causes.
 
     Raises
@@ -150,6 +156,9 @@ def study(prepared: Prepared, progress: Progress | None = None) -> Study:
         gaps_ns=prepared.gaps_ns,
         explained=Changes(),
         aligned=prepared.alignment.aligned or prepared.alignment.residual_ns is None,
+        warmup=prepared.warmup,
+        stuck=prepared.stuck,
+        history=history,
     )
     return Study(prepared, times, evidence, diagnose(evidence))
 
@@ -184,7 +193,7 @@ def fixes_of(
 
 def analyze_prepared(prepared: Prepared, options: Options = _DEFAULT) -> JobReport:
     """As `analyze`, of a window that is already prepared."""
-    return report_of(study(prepared, options.progress), options)
+    return report_of(study(prepared, options.progress, options.history), options)
 
 
 def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
@@ -213,7 +222,7 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
         slowdown=Slowdown(
             paper=paper,
             repaired=_repaired(studied, options.repair),
-            history=None,
+            history=_against_history(studied),
             ci95=bootstrap_interval(times.simulated, times.ideal),
             launch=float(slowdown(times.recorded, times.simulated)),
         ),
@@ -233,6 +242,13 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
         findings=diagnosis.findings,
         fixes=fixes_of(studied, options.price_per_gpu_hour) if plans else (),
     )
+
+
+def _against_history(studied: Study) -> float | None:
+    history = studied.evidence.history
+    if history is None or history.simulated_s <= 0:
+        return None
+    return float(np.mean(studied.times.simulated)) / 1e9 / history.simulated_s
 
 
 def _repaired(studied: Study, chosen: Sequence[Worker]) -> float | None:

@@ -8,6 +8,7 @@ data is insufficient. Heavy modules are imported by the commands that need them,
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from smon.errors import ConfigError, NothingUsableError, SMonError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from smon.diagnose.history import History
     from smon.report import JobReport
     from smon.topology import Layout
     from smon.trace.load import Trace
@@ -120,6 +122,15 @@ def _add_analyze(commands: _SubParsersAction[_Parser]) -> None:
         default=[],
         help="add the slowdown against this worker computing like its peers; "
         "may be given several times",
+    )
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="REPORT",
+        action="append",
+        default=[],
+        help="an earlier report of the same job (--json): adds the slowdown against it; may be "
+        "given several times",
     )
     parser.set_defaults(run=_analyze)
 
@@ -315,7 +326,13 @@ def _report(parsed: argparse.Namespace, trace: Trace, progress: Progress) -> Job
     from smon.prepare import prepare
     from smon.trace.context import context_beside
 
-    options = Options(trace.notes, parsed.price, tuple(parsed.repair), progress)
+    options = Options(
+        notes=trace.notes,
+        price_per_gpu_hour=parsed.price,
+        repair=tuple(parsed.repair),
+        history=_history(parsed.history, trace.job.job_id),
+        progress=progress,
+    )
     try:
         prepared = prepare(trace.table, trace.job, context_beside(parsed.paths))
     except NothingUsableError as error:
@@ -326,6 +343,20 @@ def _report(parsed: argparse.Namespace, trace: Trace, progress: Progress) -> Job
 
         write_timeline(prepared, parsed.timeline, progress=progress)
     return report
+
+
+def _history(paths: Sequence[Path], job_id: str) -> History | None:
+    from smon.diagnose.history import earlier_of, history_of
+
+    earlier = []
+    for path in paths:
+        try:
+            earlier.append(earlier_of(json.loads(path.read_bytes())))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{str(path)!r}: cannot read an earlier report: {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{str(path)!r}: {error}") from error
+    return history_of(earlier, job_id)
 
 
 def _plan(parsed: argparse.Namespace) -> int:

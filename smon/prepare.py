@@ -17,9 +17,12 @@ from smon.graph.build import Graph, build_graph
 from smon.graph.fill import fill_missing
 from smon.graph.program import compile_programs
 from smon.graph.structure import Replicas, group_lanes
+from smon.graph.stuck import Stuck, find_stuck
+from smon.ops import STREAM_COMPUTE
 from smon.simulate.clock import Alignment, align
 from smon.simulate.engine import Engine, Floats
 from smon.simulate.ideal import Ideal, measure_ideal
+from smon.simulate.warmup import warmup_steps
 from smon.simulate.window import Window, make_window
 from smon.topology import Layout
 from smon.trace.context import Context
@@ -48,6 +51,10 @@ class Prepared:
         What was found out about the clocks; the window's times are aligned.
     context
         Side evidence: hosts, tokens, counters, events.
+    warmup
+        (step, ns) of the steps at the start that are left out, and how much longer they were.
+    stuck
+        What the last step waits for, if it hangs.
     """
 
     job: Job
@@ -61,6 +68,8 @@ class Prepared:
     coverage_ratio: float
     alignment: Alignment
     context: Context
+    warmup: tuple[tuple[int, float], ...]
+    stuck: Stuck | None
     notes: tuple[str, ...]
 
 
@@ -82,7 +91,8 @@ def prepare(table: OpTable, job: Job, context: Context | None = None) -> Prepare
     skipped = _skipped(grid, quality, groups, broken)
     context = context or Context()
     hosts = _host_numbers(job.layout, context)
-    window, engine, alignment = _engine(grid, _Lanes(job.layout, groups, graphs, hosts), skipped)
+    simulated = _engine(grid, _Lanes(job.layout, groups, graphs, hosts), skipped)
+    window, engine, alignment = simulated.window, simulated.engine, simulated.alignment
     return Prepared(
         job=job,
         table=grid.table,
@@ -95,6 +105,8 @@ def prepare(table: OpTable, job: Job, context: Context | None = None) -> Prepare
         coverage_ratio=quality.coverage_ratio,
         alignment=alignment,
         context=context,
+        warmup=simulated.warmup,
+        stuck=find_stuck(grid, job.layout, groups, graphs, skipped),
         notes=(
             *_table_notes(table, grid),
             *quality.notes,
@@ -197,16 +209,61 @@ def _host_numbers(layout: Layout, context: Context) -> NDArray[np.intp] | None:
     return np.array([numbers[name] for name in names]).reshape(layout.dp, layout.pp)
 
 
-def _engine(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> tuple[Window, Engine, Alignment]:
-    """The window without steps whose ops take no time; those are added to `skipped`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Simulated:
+    """What `_engine` makes."""
+
+    window: Window
+    engine: Engine
+    alignment: Alignment
+    warmup: tuple[tuple[int, float], ...]
+
+
+def _engine(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> _Simulated:
+    """The window without warm-up and without steps whose ops take no time.
+
+    Those are added to `skipped`.
+    """
+    warmup: tuple[tuple[int, float], ...] | None = None
     while len(skipped) < len(grid.steps):
         window, alignment = _window(grid, lanes, skipped)
         engine = Engine(window, measure_ideal(window.parts))
-        idle = (window.recorded() <= 0.0) | (engine.ideal_step_ns <= 0.0)
-        if not idle.any():
-            return window, engine, alignment
+        recorded = window.recorded()
+        idle = (recorded <= 0.0) | (engine.ideal_step_ns <= 0.0)
         skipped.update((step, "its ops take no time") for step in window.steps[idle].tolist())
+        if idle.any():
+            continue
+        if warmup is None:
+            warmup = _warmup(window, recorded, engine.ideal_step_ns)
+            skipped.update((step, "warm-up of the job") for step, _ in warmup)
+            if warmup:
+                continue
+        return _Simulated(window, engine, alignment, warmup)
     raise _nothing_usable(grid, skipped)
+
+
+def _warmup(window: Window, recorded: Floats, ideal: Floats) -> tuple[tuple[int, float], ...]:
+    count = warmup_steps(recorded, ideal, _pace(window))
+    extra = recorded - ideal * np.median(recorded / ideal)
+    return tuple(zip(window.steps[:count].tolist(), extra[:count].tolist(), strict=True))
+
+
+def _pace(window: Window) -> Floats:
+    """(steps,) typical time of a compute op in each step, over that in the typical step."""
+    compute = [int(op) for op in STREAM_COMPUTE]
+    steps, means = [], []
+    for part in window.parts:
+        chosen = part.work[np.isin(part.graph.structure.optype, compute)]
+        if len(chosen):
+            steps.append(part.step)
+            means.append(chosen.mean(axis=0))
+    if not steps:
+        return np.ones(len(window.steps))
+    step, mean = np.concatenate(steps), np.concatenate(means)
+    numbers = range(len(window.steps))
+    pace = np.array([np.median(mean[step == n]) if (step == n).any() else 0.0 for n in numbers])
+    typical = float(np.median(pace))
+    return pace / typical if typical > 0 else np.ones(len(pace))
 
 
 def _window(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> tuple[Window, Alignment]:

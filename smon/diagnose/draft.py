@@ -36,6 +36,8 @@ class Draft:
         What to type or to change.
     min_share
         Cheaper than this share of the step it is not worth a line.
+    severity
+        Instead of the one by cost.
     extra_excess_ns
         Cost outside the steps, e.g. a pause between them; mean per step.
     """
@@ -54,3 +56,4 @@ class Draft:
     next: tuple[str, ...] = ()
     extra_excess_ns: float = 0.0
     min_share: float = MIN_EXCESS_SHARE
+    severity: str | None = None

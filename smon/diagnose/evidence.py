@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smon.attribute.slowdown import StepTimes
+from smon.diagnose.history import History
+from smon.graph.stuck import Stuck
 from smon.ops import OpType
 from smon.simulate.cube import Changed, Changes, cube_of
 from smon.simulate.engine import Engine
@@ -43,6 +45,10 @@ class Evidence:
         unknown (the last step; sampled steps; times that restart at 0).
     aligned
         Whether the clocks of all workers can be compared: without, transfer times mean nothing.
+    warmup, stuck
+        As in `smon.prepare.Prepared`.
+    history
+        The job's earlier windows.
     explained
         Changes that undo what was already found, so that one cause does not hide another.
     """
@@ -55,6 +61,9 @@ class Evidence:
     gaps_ns: Floats
     explained: Changes
     aligned: bool = True
+    warmup: tuple[tuple[int, float], ...] = ()
+    stuck: Stuck | None = None
+    history: History | None = None
 
     @property
     def steps(self) -> NDArray[np.int64]:

@@ -23,13 +23,14 @@ def workers_of(mask: NDArray[np.bool_] | np.bool_) -> list[tuple[int, int]]:
     return [(dp, stage) for dp, stage in np.argwhere(mask).tolist()]
 
 
-def place(evidence: Evidence, dp: int, stage: int) -> Where:
-    """Where one worker is."""
-    rank = evidence.layout.rank(dp, stage)
+def place(evidence: Evidence, dp: int, stage: int, tp: int | None = None) -> Where:
+    """Where one worker is, or one of its TP ranks."""
+    rank = evidence.layout.rank(dp, stage, tp or 0)
     return Where(
         rank=rank,
         dp=dp,
         stage=stage,
+        tp=tp,
         node=evidence.context.hosts.get(rank),
         gpu_uuid=evidence.context.gpus.get(rank),
     )

@@ -39,6 +39,11 @@ MAX_DEVICE_SHARE: Final = 0.25
 #: Positions of a step that are looked at; more tell nothing new.
 MAX_POSITIONS: Final = 16
 
+#: A TP rank is the suspect of its group if it waits at most this part of what its peers wait.
+TP_WAIT_RATIO: Final = 0.5
+#: Links inside a node are slow if TP transfers of all its ranks take this many times the usual.
+TP_COMM_RATIO: Final = 1.2
+
 # --------------------------------------------------------------------------------------- stages
 #: A stage this much longer than the others is out of balance.
 STAGE_RATIO: Final = 0.05
@@ -69,6 +74,9 @@ STALL_NS: Final = 5e6
 #: A stall before the first microbatch is the data loader's if it holds this share of the delays.
 LOADER_SHARE: Final = 0.8
 
+#: Pauses are the allocator's if it retried in this share of them.
+RETRY_SHARE: Final = 0.5
+
 # ---------------------------------------------------------------------------------------- links
 #: A group whose transfers take this much longer than those of its peers is slow.
 LINK_RATIO: Final = 0.25
@@ -76,16 +84,19 @@ LINK_RATIO: Final = 0.25
 #: reset of a network card lasts seconds; transfers last tens or hundreds of milliseconds.
 FLAP_FACTOR: Final = 10.0
 
+#: Slow transfers that cross one leaf switch are its congestion, if there are so many places of them
+#: and it explains this share of all slow places.
+CONGESTION_PLACES: Final = 3
+CONGESTION_SHARE: Final = 0.8
+
 # ------------------------------------------------------------------------------------- the whole
 #: Change of step time against the job's own earlier steps that counts as job-wide, and the least
 #: change of each kind of op that makes it up.
 JOB_WIDE_RATIO: Final = 0.03
 JOB_WIDE_OP_RATIO: Final = 0.02
-#: A step of the beginning is warm-up above this multiple of the median step.
-WARMUP_FACTOR: Final = 1.3
-#: At most this share of a window (and three steps) is warm-up.
-WARMUP_SHARE: Final = 0.2
 #: A gap between steps is a pause if it exceeds the usual one by this many standard deviations of
 #: all gaps (robust), and by this much.
 PAUSE_SCORE: Final = 10.0
 PAUSE_NS: Final = 20e6
+#: What no cause explains is said from this share of the step on.
+UNKNOWN_SHARE: Final = 0.05

@@ -19,10 +19,14 @@ from smon.diagnose.causes import (
     data,
     device,
     experts,
+    hang,
     link,
     loader,
     pause,
+    since,
     stage,
+    unknown,
+    warmup,
     whole,
 )
 from smon.diagnose.draft import Draft
@@ -38,8 +42,11 @@ from smon.simulate.cube import Changes
 
 #: In the order in which they look.
 CAUSES: tuple[Callable[[Evidence], list[Draft]], ...] = (
+    hang.find,
+    warmup.find,
     breaks.find,
     whole.find,
+    since.find,
     stage.find,
     experts.find,
     device.find,
@@ -48,13 +55,14 @@ CAUSES: tuple[Callable[[Evidence], list[Draft]], ...] = (
     contention.find,
     pause.find,
     loader.find,
+    unknown.find,
 )
 
 #: So many places of one cause are simulated one by one.
 _MAX_DRAFTS = 16
 _MAX_RANKS = 16
 #: Verdicts that blame nobody and come after those that do.
-_CALM = ("planned_pause", "warmup")
+_CALM = ("planned_pause", "warmup", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +94,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         finding = _finding(evidence, draft, cost)
         if finding.excess_share >= draft.min_share:
             pairs.append((finding, Found(draft.cause, _where(draft), own, _workers(draft))))
-    pairs.sort(key=lambda pair: (pair[0].verdict in _CALM, -pair[0].excess_s))
+    pairs.sort(key=lambda pair: _order(pair[0]))
     return Diagnosis(
         tuple(finding for finding, _ in pairs),
         tuple(found for _, found in pairs),
         _few_steps(steps),
     )
+
+
+def _order(finding: Finding) -> tuple[bool, bool, float]:
+    """A hang first, then by cost; what blames nobody last."""
+    return finding.verdict != "hang", finding.verdict in _CALM, -finding.excess_s
 
 
 def _ask(evidence: Evidence) -> list[tuple[Draft, Changes]]:
@@ -100,8 +113,10 @@ def _ask(evidence: Evidence) -> list[tuple[Draft, Changes]]:
     for find in CAUSES:
         if find is link.find and not evidence.aligned:
             continue
+        # All drafts of one cause saw the job with the same things undone.
+        before = evidence.explained
         for draft in find(evidence)[:_MAX_DRAFTS]:
-            own = own_changes(evidence, evidence.explained, draft.changes)
+            own = own_changes(evidence, before, draft.changes)
             asked.append((draft, own))
             evidence = replace(evidence, explained=evidence.explained | draft.changes)
     return asked
@@ -156,7 +171,7 @@ def _finding(evidence: Evidence, draft: Draft, cost_ns: float) -> Finding:
     share = excess / recorded
     lasting = draft.persistence
     return Finding(
-        severity=_severity(share, len(evidence.steps), draft.verdict),
+        severity=draft.severity or _severity(share, len(evidence.steps), draft.verdict),
         verdict=draft.verdict,
         cause=draft.cause,
         scope=draft.scope,

@@ -27,6 +27,11 @@ CAUSES: Final = {
     "job_wide": "the whole job got slower",
     "checkpoint": "pauses between steps",
     "warmup": "warm-up",
+    "hang": "hangs",
+    "unknown": "no known cause",
+    "congestion": "congested network",
+    "nvlink": "slow links inside the node",
+    "allocator": "memory allocator retries",
 }
 
 
@@ -79,6 +84,7 @@ def place(report: JobReport, finding: Finding) -> str:
         "dp_group": f"DP group of stage {where.stage}",
         "ep_group": f"EP group of stage {where.stage}",
         "pp_group": f"Pipeline of DP rank {where.dp}",
+        "leaf": f"Leaf switch {printable(where.leaf or 'unknown')}",
         "job": "Whole job",
     }
     if finding.scope == "node" and where.rank is None:

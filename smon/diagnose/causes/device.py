@@ -25,6 +25,7 @@ from smon.diagnose.thresholds import (
     MIN_NOISE,
     SAME_RATIO,
 )
+from smon.diagnose.tp import tp_peers
 from smon.diagnose.workers import Slowness, slowness
 from smon.ops import OpType
 from smon.report import MIN_STEPS
@@ -149,13 +150,16 @@ def _is_hot(evidence: Evidence, suspect: _Suspect) -> bool:
 
 def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect) -> Draft:
     cause, phase = _cause(evidence, suspect)
+    peers = tp_peers(evidence, suspect.dp, suspect.stage)
+    if peers.slow_links:
+        cause, phase = "nvlink", "TP communication"
     slow = [op for op in COMPUTE if suspect.ratio[op] > DEVICE_RATIO] or list(COMPUTE)
-    where = place(evidence, suspect.dp, suspect.stage)
+    where = place(evidence, suspect.dp, suspect.stage, peers.suspect)
     host = node_of(evidence, suspect.dp, suspect.stage) or f"<node of rank {where.rank}>"
     return Draft(
-        verdict="straggler",
+        verdict="link" if cause == "nvlink" else "straggler",
         cause=cause,
-        scope="tp_group" if evidence.layout.tp > 1 else "rank",
+        scope="rank" if evidence.layout.tp == 1 or where.tp is not None else "tp_group",
         phase=phase,
         persistence=suspect.persistence,
         where=where,
@@ -168,6 +172,7 @@ def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect)
             f"other DP ranks of stage {suspect.stage}",
             f"slow in {suspect.persistence.share:.0%} of the steps, "
             f"{min(suspect.score, _ENOUGH):.0f} or more standard errors from its peers",
+            *peers.evidence,
             *_counters(evidence, suspect),
         ),
         next=(

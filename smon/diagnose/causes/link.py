@@ -14,10 +14,15 @@ from numpy.typing import NDArray
 from smon.attribute.persistence import BURST_STEPS, Kind, Persistence, vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import Evidence, Floats, nanmedian, nanquantile, peers, spread
-from smon.diagnose.place import place, places, workers_of
-from smon.diagnose.thresholds import FLAP_FACTOR, LINK_RATIO
+from smon.diagnose.place import node_of, place, places, workers_of
+from smon.diagnose.thresholds import (
+    CONGESTION_PLACES,
+    CONGESTION_SHARE,
+    FLAP_FACTOR,
+    LINK_RATIO,
+)
 from smon.ops import OpType
-from smon.report import Candidate
+from smon.report import Candidate, Where
 from smon.simulate.cube import Changes
 
 _COLLECTIVES = (
@@ -25,6 +30,13 @@ _COLLECTIVES = (
     OpType.GRADS_REDUCE_SCATTER,
     OpType.SEPARATE_GRADS_ALL_REDUCE,
 )
+#: Stage at the other end of a transfer, from its own.
+_NEIGHBOUR = {
+    OpType.FORWARD_SEND: 1,
+    OpType.FORWARD_RECV: -1,
+    OpType.BACKWARD_SEND: -1,
+    OpType.BACKWARD_RECV: 1,
+}
 _P2P = (OpType.FORWARD_SEND, OpType.FORWARD_RECV, OpType.BACKWARD_SEND, OpType.BACKWARD_RECV)
 
 #: How far outside of the usual scatter slow is.
@@ -218,12 +230,7 @@ class _Group:
 
 def _touches(evidence: Evidence, slow: _Slow, stage: int) -> bool:
     """Whether a transfer has this stage at one of its ends."""
-    step = {
-        OpType.FORWARD_SEND: 1,
-        OpType.FORWARD_RECV: -1,
-        OpType.BACKWARD_SEND: -1,
-        OpType.BACKWARD_RECV: 1,
-    }[slow.optype]
+    step = _NEIGHBOUR[slow.optype]
     return stage in (slow.stage, (slow.stage + step) % evidence.window.stages)
 
 
@@ -276,7 +283,9 @@ def _alone(
         for slow in p2p
         if not any(slow.dp == dp and _touches(evidence, slow, stage) for dp, stage in blamed)
     ]
-    found = []
+    found = _congested(evidence, left)
+    if found:
+        return found
     for dp in sorted({slow.dp for slow in left}):
         mine = [slow for slow in left if slow.dp == dp]
         group = _Group(
@@ -293,6 +302,35 @@ def _alone(
         draft = group.draft("pp_group", text, _healed_p2p(evidence, mine))
         found.append(_one_of(evidence, draft, [(dp, stage) for stage in ends]))
     return found
+
+
+def _congested(evidence: Evidence, slows: list[_Slow]) -> list[Draft]:
+    """One finding for a leaf switch, if most slow transfers cross it, from many places."""
+    crossed = [leaf for slow in slows for leaf in _leaves(evidence, slow)]
+    if not crossed:
+        return []
+    leaf = max(sorted(set(crossed)), key=crossed.count)
+    mine = [slow for slow in slows if leaf in _leaves(evidence, slow)]
+    several = len({(slow.dp, slow.stage) for slow in mine}) >= CONGESTION_PLACES
+    if not several or len(mine) < CONGESTION_SHARE * len(slows) or len({s.dp for s in mine}) == 1:
+        return []
+    group = _Group(
+        evidence,
+        np.logical_or.reduce([slow.active for slow in mine]),
+        float(np.median([slow.factor for slow in mine])),
+        tuple(sorted({slow.optype.label for slow in mine})),
+    )
+    text = f"{len(mine)} of {len(slows)} slow kinds of transfers cross leaf switch {leaf}"
+    draft = group.draft("leaf", (text,), _healed_p2p(evidence, mine))
+    return [replace(draft, cause="congestion", where=Where(leaf=leaf), confidence=0.7)]
+
+
+def _leaves(evidence: Evidence, slow: _Slow) -> set[str]:
+    """Leaf switches of a transfer that crosses from one to another; none if it does not."""
+    ends = [slow.stage, (slow.stage + _NEIGHBOUR[slow.optype]) % evidence.window.stages]
+    hosts = [node_of(evidence, slow.dp, stage) for stage in ends]
+    leaves = {evidence.context.switches.get(host or "", "") for host in hosts}
+    return leaves if len(leaves) > 1 and "" not in leaves else set()
 
 
 def _ends(evidence: Evidence, slows: list[_Slow]) -> list[int]:

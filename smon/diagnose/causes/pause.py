@@ -15,7 +15,8 @@ from smon.attribute.persistence import (
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import B, Evidence, F, Floats, nanmedian
 from smon.diagnose.place import places, workers_of
-from smon.diagnose.thresholds import PAUSE_BACKWARD, PAUSE_FORWARD, STALL_NS
+from smon.diagnose.side import counter
+from smon.diagnose.thresholds import PAUSE_BACKWARD, PAUSE_FORWARD, RETRY_SHARE, STALL_NS
 from smon.report import Candidate, Where
 from smon.simulate.cube import Changes
 
@@ -25,6 +26,10 @@ _MANY_WORKERS = 3
 _TOO_MANY = 0.1
 #: A median of fewer ops is no reference; the whole window is then.
 _FEW_OPS = 4
+_MEMORY = (
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "a smaller microbatch, or more activation checkpointing: memory is nearly full",
+)
 #: So many pauses show a trend.
 _GROWTH_PAUSES = 8
 
@@ -61,6 +66,7 @@ def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: C
     share = float(per_step.mean())
     pauses = extra[hit] / 1e6
     events = _recorded_events(evidence)
+    retried = _retried(evidence, hit)
     many = len(workers) >= _MANY_WORKERS
     persistence = vote(per_step.astype(float), 0.5, evidence.steps)
     if many or persistence is None:
@@ -69,7 +75,7 @@ def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: C
     scope = "rank" if len(workers) == 1 else "node" if where.node else "job"
     return Draft(
         verdict="host_stall",
-        cause="gc",
+        cause="allocator" if retried else "gc",
         scope=scope,
         phase="forward compute",
         persistence=persistence,
@@ -81,21 +87,39 @@ def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: C
             f"{int(hit.sum())} forwards are {np.median(pauses):.0f} ms longer than their peers, "
             f"their backwards are not; on {len(workers)} workers",
             *_growth(hit, extra),
-            f"{events} collections recorded"
+            "the memory allocator retried in the same steps"
+            if retried
+            else f"{events} collections recorded"
             if events
             else "no gc events: gc.callbacks in the trainer would make it sure",
         ),
         candidates=()
-        if events or many
+        if events or many or retried
         else (
             Candidate("gc", where, "gc events"),
             Candidate("host_contention", where, "CPU load of the host"),
         ),
-        next=(
+        next=_MEMORY
+        if retried
+        else (
             "collect on all ranks in the same step: gc.disable(), then gc.collect() every N steps",
             "Megatron-LM: --manual-gc --manual-gc-interval 100; torchtitan: training.gc_freq",
         ),
     )
+
+
+def _retried(evidence: Evidence, hit: NDArray[np.bool_]) -> bool:
+    """Whether the allocator retried on the workers and in the steps of the pauses."""
+    places = np.argwhere(np.any(hit, axis=3)).tolist()
+    by_worker: dict[tuple[int, int], list[int]] = {}
+    for step, dp, stage in places:
+        by_worker.setdefault((dp, stage), []).append(step)
+    retries = 0
+    for (dp, stage), steps in by_worker.items():
+        rank = evidence.layout.rank(dp, stage)
+        readings = counter(evidence.context, "alloc_retries", rank, evidence.steps)
+        retries += int(np.count_nonzero(np.nan_to_num(readings[steps]) > 0))
+    return retries >= RETRY_SHARE * len(places)
 
 
 def _recorded_events(evidence: Evidence) -> int:

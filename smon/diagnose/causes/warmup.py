@@ -1,29 +1,35 @@
-"""warmup: the first steps compile and connect; they say nothing about the job."""
+"""warmup: the first steps of the job took longer; they are left out of everything else."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from smon.diagnose.thresholds import WARMUP_FACTOR, WARMUP_SHARE
-
-#: A window that begins later than this does not hold the start of the job.
-_FIRST_STEPS = 10
-_MIN_STEPS = 4
+from smon.attribute.persistence import Kind, Persistence
+from smon.diagnose.draft import Draft
+from smon.diagnose.evidence import Evidence
 
 
-def warmup_steps(times_ns: NDArray[np.float64], steps: NDArray[np.int64]) -> int:
-    """How many steps at the start of the job are warm-up.
-
-    Parameters
-    ----------
-    times_ns
-        (steps,) recorded step times.
-    steps
-        (steps,) step numbers: only a window that begins with the job's first steps has any.
-    """
-    if len(steps) < _MIN_STEPS or steps[0] > _FIRST_STEPS:
-        return 0
-    slow = times_ns > WARMUP_FACTOR * np.median(times_ns)
-    count = int(np.argmin(slow)) if not slow.all() else 0
-    return count if count <= max(3, WARMUP_SHARE * len(steps)) else 0
+def find(evidence: Evidence) -> list[Draft]:
+    """The steps that were left out as warm-up, with what they cost over the whole window."""
+    if not evidence.warmup:
+        return []
+    steps = len(evidence.steps) + len(evidence.warmup)
+    extra = sum(ns for _, ns in evidence.warmup)
+    first = evidence.warmup[0][0]
+    last = evidence.warmup[-1][0]
+    which = f"step {first}" if first == last else f"steps {first} to {last}"
+    return [
+        Draft(
+            verdict="warmup",
+            cause="warmup",
+            scope="job",
+            phase="whole step",
+            persistence=Persistence(Kind.ONE_OFF, len(evidence.warmup) / steps, first),
+            confidence=0.9,
+            evidence=(
+                f"{which} took {extra / len(evidence.warmup) / 1e6:.0f} ms longer "
+                "than the rest, and left out of all other numbers",
+            ),
+            next=("nothing, unless it comes back after each restart",),
+            extra_excess_ns=extra / steps,
+            min_share=0.0,
+        )
+    ]
