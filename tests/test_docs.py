@@ -16,16 +16,20 @@ from typing import Any
 
 import pytest
 
-from smon import errors
+from smon import analysis, errors
 from smon.analysis import Options, analyze
 from smon.attribute import ledger, persistence
 from smon.attribute.ledger import Factor
 from smon.cli import _parser
 from smon.diagnose import thresholds
+from smon.graph import stuck
 from smon.ops import BY_LABEL, OP_TYPES, metric_key
+from smon.plan import fix, microbatches, replicas, stages
+from smon.plan.fix import FixName
+from smon.plan.undo import FIX_OF
 from smon.render.words import CAUSES
 from smon.report import JobReport
-from smon.simulate import clock, clock_estimate
+from smon.simulate import clock, clock_estimate, warmup
 from smon.synth import truth
 from smon.synth.catalogue import CATALOGUE
 from smon.synth.presets import PRESETS, scenario
@@ -282,6 +286,20 @@ def test_every_factor_of_the_ledger_is_documented() -> None:
     assert [span for span in SPAN.findall(row) if span in names] == names
 
 
+def test_every_fix_is_documented() -> None:
+    """The table of the method has every fix, and the causes that have one are named with it."""
+    text = read("method.md").partition("\n### 5.10 ")[2].partition("\n## ")[0]
+    rows = {SPAN.findall(row)[0]: row for row in text.splitlines() if row.startswith("| `")}
+    rows = {name: row for name, row in rows.items() if not name.startswith("smon.")}
+    assert set(rows) == {str(name) for name in FixName}
+    changing = {name for name, row in rows.items() if row.endswith("Changes training |")}
+    assert changing == {"balance_experts", "backup_workers", "sync_less_often"}
+    devices = {"slow_gpu", "thermal", "slow_forward", "slow_backward"}
+    for cause, name in FIX_OF.items():
+        known = "slow devices" if cause in devices else f"`{cause}`"
+        assert known in rows[name]
+
+
 # --- causes ---------------------------------------------------------------------------------
 
 WORDS = {
@@ -454,7 +472,10 @@ def test_thresholds_have_the_documented_values() -> None:
         values[name] = getattr(importlib.import_module(module), constant)
     assert documented == values
     assert len(rows) == len(documented)
-    modules = (quality, thresholds, persistence, clock, clock_estimate, ledger)
+    modules = (
+        *(quality, thresholds, persistence, clock, clock_estimate, ledger, warmup, stuck),
+        *(analysis, fix, stages, microbatches, replicas),
+    )
     public = {f"{module.__name__}.{name}" for module in modules for name in own_numbers(module)}
     assert not public - set(documented)
 
@@ -470,8 +491,9 @@ def test_the_text_names_thresholds_that_exist() -> None:
     """Names in capitals on the page on causes are constants of its table, and all are explained."""
     table = section(read("causes.md"), "5. Thresholds")
     prose = without_fences(read("causes.md").replace(table, ""))
-    used = set(re.findall(r"\b[A-Z]{2,}_[A-Z_]+\b", prose))
     named = {name.rpartition(".")[2] for name in first_cells(table)}
+    used = set(re.findall(r"\b[A-Z]{2,}_[A-Z_]+\b", prose))
+    used |= {name for name in named if re.search(rf"\b{name}\b", prose)}
     assert used == named
 
 

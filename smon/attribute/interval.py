@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 #: One step has no spread to resample.
 MIN_STEPS = 2
 
-_RESAMPLES = 10_000
+_RESAMPLES = 4_000
 _SEED = 20_25
 _CONFIDENCE = 0.95
 

@@ -56,6 +56,8 @@ DATA_CORRELATION: Final = 0.9
 #: … and lengths spread by more than this (robust, log): below, noise of 1 % hides a correlation of
 #: 0.9, and it costs next to nothing.
 DATA_SPREAD: Final = 0.03
+#: Stages of one replica see the same data, so their mean is less noisy; never below this, though.
+DATA_SPREAD_MIN: Final = 0.025
 #: Stages of one replica must agree on which microbatches are long (correlation).
 STAGES_AGREE: Final = 0.8
 #: A worker of an expert-parallel stage is loaded above this for a run of steps.
@@ -82,7 +84,7 @@ RETRY_SHARE: Final = 0.5
 LINK_RATIO: Final = 0.25
 #: A link flaps if, in bursts of a few steps, its transfers take this many times the usual. A
 #: reset of a network card lasts seconds; transfers last tens or hundreds of milliseconds.
-FLAP_FACTOR: Final = 10.0
+FLAP_FACTOR: Final = 5.0
 
 #: Slow transfers that cross one leaf switch are its congestion, if there are so many places of them
 #: and it explains this share of all slow places.

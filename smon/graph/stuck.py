@@ -112,6 +112,9 @@ class _LastStep:
         kinds = {self._kind(op) for op in ops.tolist()}
         total = layout.dp * layout.pp
         together = len(kinds) == 1 and self.graph.group[ops[0]] >= 0 if len(ops) else False
+        if self._incomplete() < total:
+            # Somebody finished the step: nothing hangs, rows got lost.
+            return None
         if not workers or not (together or len(workers) <= max(1, MAX_STUCK_SHARE * total)):
             return None
         silent = float(np.nanmax(self.end) - np.min(since[ops, lanes]))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from smon.attribute.persistence import vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, Evidence, F, Floats, nanmedian
-from smon.diagnose.place import places, workers_of
+from smon.diagnose.place import node_of, places, workers_of
 from smon.diagnose.thresholds import PAUSE_BACKWARD, STALL_NS, STALL_SHARE
 from smon.report import Candidate
 from smon.simulate.cube import Changes
@@ -31,7 +31,9 @@ def find(evidence: Evidence) -> list[Draft]:
     with np.errstate(invalid="ignore"):
         hit = (total > floor) & (total > _FACTOR * np.maximum(usual, 0.0)) & (count >= _OPS)
     workers = workers_of(np.any(hit, axis=0))
-    if not workers or len(workers) > hit[0].size // 2:
+    hosts = {node_of(evidence, dp, stage) for dp, stage in workers}
+    one_host = len(hosts) == 1 and None not in hosts
+    if not workers or (len(workers) > hit[0].size // 2 and not one_host):
         return []
     persistence = vote(hit.any(axis=(1, 2)).astype(float), 0.5, evidence.steps)
     where = places(evidence, workers)

@@ -107,7 +107,7 @@ def _undone(
     work = {}
     for op, effect in zip(COMPUTE, effects, strict=True):
         cube = evidence.work(op).copy()
-        scale = np.where(hot, np.exp(-effect[:, :, stage]), 1.0)
-        cube[:, :, stage] *= scale[:, :, None]
+        load = np.where(hot, np.exp(effect[:, :, stage]), 1.0)
+        cube[:, :, stage] *= (load.mean(axis=1, keepdims=True) / load)[:, :, None]
         work[op] = cube
     return Changes(work)

@@ -205,7 +205,7 @@ class _Group:
         """Whether it comes in several short bursts, and takes many times the usual."""
         edges = np.diff(np.concatenate([[0], self.active.astype(np.int8), [0]]))
         lengths = np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
-        brief = int(lengths.max()) <= BURST_STEPS and self.active.mean() < _MOSTLY
+        brief = float(np.median(lengths)) <= BURST_STEPS and self.active.mean() < _MOSTLY
         return brief and self.factor > FLAP_FACTOR
 
     def draft(self, scope: str, text: tuple[str, ...], changes: Changes) -> Draft:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from smon.attribute.persistence import vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import Evidence, F, Floats, nanmedian
+from smon.diagnose.evidence import Evidence, F, Floats, nanmedian, nanquantile
 from smon.diagnose.place import places, workers_of
 from smon.diagnose.thresholds import LOADER_SHARE, STALL_NS, STALL_SHARE
 from smon.report import Where
@@ -20,7 +20,8 @@ def find(evidence: Evidence) -> list[Draft]:
     if delay.size == 0:
         return []
     first = delay[..., 0]
-    usual = np.minimum(nanmedian(first, 0)[None], nanmedian(first, 1)[:, None])
+    # The lower quartile: a stall in every other step is not usual.
+    usual = np.minimum(nanquantile(first, 0.25, 0)[None], nanmedian(first, 1)[:, None])
     extra = first - usual
     floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
     with np.errstate(invalid="ignore"):

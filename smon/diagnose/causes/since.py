@@ -28,8 +28,9 @@ def find(evidence: Evidence) -> list[Draft]:
             persistence=Persistence(Kind.PERSISTENT, 1.0),
             confidence=0.7,
             evidence=(
-                f"the ideal step takes {ideal:.3g} s, {ratio - 1:.1%} more than in "
-                f"{history.windows} earlier windows (until step {history.last_step}): all ranks alike",
+                f"the ideal step takes {ideal:.3g} s, {ratio - 1:.1%} more than in the "
+                f"{history.windows} earlier windows (until step {history.last_step}): all ranks "
+                "alike",
             ),
             next=("what changed since: software, data, other jobs on the network, power, cooling",),
             extra_excess_ns=(ideal - history.ideal_s) * 1e9,
