@@ -10,7 +10,7 @@ ONCE ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format bench pin clean
+.PHONY: help setup demo test lint format bench accuracy pin clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -50,6 +50,9 @@ format: setup  ## format the code and fix what can be fixed safely
 bench: setup  ## run the benchmarks and print a table
 	@$(BIN)/pytest --override-ini addopts= --import-mode=importlib --benchmark-only \
 	    --benchmark-columns=min,median,max,rounds --benchmark-sort=name $(ARGS) tests/benchmarks
+
+accuracy: setup  ## measure how often the diagnosis is right, and write docs/accuracy.md (15 minutes)
+	@PYTHONPATH=. $(BIN)/python -m tests.accuracy.study $(ARGS)
 
 pin:  ## resolve the dependencies anew and write requirements*.txt
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \

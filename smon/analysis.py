@@ -166,14 +166,15 @@ def study(
 def fixes_of(
     studied: Study, price: float | None, layers: Sequence[int] | None = None
 ) -> tuple[FixPart, ...]:
-    """What fixes would buy, best first; none for a healthy job.
+    """What fixes would buy, best first; none for a healthy job, nor from a single step.
 
     Raises
     ------
     ConfigError
         `layers` does not fit the pipeline.
     """
-    if studied.slowdown < ATTRIBUTION_THRESHOLD and not studied.diagnosis.findings:
+    healthy = studied.slowdown < ATTRIBUTION_THRESHOLD and not studied.diagnosis.findings
+    if healthy or len(studied.prepared.window.steps) < MIN_STEPS:
         return ()
     found = studied.diagnosis.found
     return tuple(

@@ -146,7 +146,7 @@ def examples(text: str) -> list[tuple[str, str]]:
 
 def parses(line: str) -> bool:
     """Whether the parser accepts a command line."""
-    words = shlex.split(line)
+    words = shlex.split(line.partition(" > ")[0])
     try:
         _parser().parse_args(words[1:])
     except SystemExit as stop:
@@ -305,7 +305,7 @@ def test_every_fix_is_documented() -> None:
 WORDS = {
     "1.1 Verdicts": {*truth.Verdict, "insufficient_data"},
     "1.2 Causes": {*CAUSES},
-    "1.3 Scopes": {*truth.Scope, "tp_group", "pp_group"},
+    "1.3 Scopes": {*truth.Scope, "tp_group", "pp_group", "leaf"},
     "1.5 Persistence": {*persistence.Kind, *truth.Pattern},
     "1.6 Severities": {"info", "warning", "critical"},
 }

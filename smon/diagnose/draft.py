@@ -39,7 +39,9 @@ class Draft:
     severity
         Instead of the one by cost.
     extra_excess_ns
-        Cost outside the steps, e.g. a pause between them; mean per step.
+        Cost that no change of durations undoes; mean per step.
+    between_steps
+        That cost lies outside the recorded steps.
     """
 
     verdict: str
@@ -55,5 +57,6 @@ class Draft:
     candidates: tuple[Candidate, ...] = ()
     next: tuple[str, ...] = ()
     extra_excess_ns: float = 0.0
+    between_steps: bool = False
     min_share: float = MIN_EXCESS_SHARE
     severity: str | None = None

@@ -9,6 +9,10 @@ import numpy as np
 
 from smon.errors import ConfigError
 
+_EXPECTED = "expected an earlier report (smon analyze --json) with step times"
+#: No step takes a year.
+_MAX_S = 365 * 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
@@ -50,16 +54,17 @@ def earlier_of(report: object) -> Earlier:
         if report["schema"] != "smon.report/1":  # type: ignore[index]
             raise ConfigError(f"expected schema smon.report/1, found {report['schema']!r}")  # type: ignore[index]
         times = report["step_time"]  # type: ignore[index]
-        return Earlier(
+        one = Earlier(
             job_id=str(report["job"]["job_id"]),  # type: ignore[index]
             last_step=int(report["window"]["last_step"]),  # type: ignore[index]
             simulated_s=float(times["simulated_s"]),
             ideal_s=float(times["ideal_s"]),
         )
-    except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ConfigError(
-            "expected an earlier report (smon analyze --json) with step times"
-        ) from error
+    except (TypeError, KeyError, ValueError, IndexError, OverflowError) as error:
+        raise ConfigError(_EXPECTED) from error
+    if not all(0.0 < seconds < _MAX_S for seconds in (one.simulated_s, one.ideal_s)):
+        raise ConfigError(_EXPECTED)
+    return one
 
 
 def history_of(earlier: Sequence[Earlier], job_id: str) -> History | None:

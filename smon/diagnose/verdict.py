@@ -167,7 +167,9 @@ def _few_steps(steps: int) -> tuple[str, ...]:
 
 def _finding(evidence: Evidence, draft: Draft, cost_ns: float) -> Finding:
     excess = cost_ns + draft.extra_excess_ns
-    recorded = float(np.mean(evidence.times.recorded)) + draft.extra_excess_ns
+    recorded = float(np.mean(evidence.times.recorded))
+    if draft.between_steps:
+        recorded += draft.extra_excess_ns
     share = excess / recorded
     lasting = draft.persistence
     return Finding(

@@ -109,31 +109,34 @@ class _LastStep:
             (int(self.grid.lane_dp[self.lanes[lane]]), int(self.graph.structure.stage[op]))
             for op, lane in zip(ops.tolist(), lanes.tolist(), strict=True)
         }
-        kinds = {self._kind(op) for op in ops.tolist()}
+        groups = {self._meeting_of(op) for op in ops.tolist()}
         total = layout.dp * layout.pp
-        together = len(kinds) == 1 and self.graph.group[ops[0]] >= 0 if len(ops) else False
+        together = len(groups) == 1 and groups != {None}
         if self._incomplete() < total:
             # Somebody finished the step: nothing hangs, rows got lost.
             return None
         if not workers or not (together or len(workers) <= max(1, MAX_STUCK_SHARE * total)):
             return None
-        silent = float(np.nanmax(self.end) - np.min(since[ops, lanes]))
+        silent = float(np.max(self.end, where=self.present, initial=0.0))
+        silent -= float(np.min(since[ops, lanes]))
         if silent < PATIENCE * float(np.max(usual[ops])):
             return None
-        optype, seq = self._kind(int(ops[0]))[:2]
+        structure = self.graph.structure
         return Stuck(
             step=int(self.grid.steps[-1]),
-            optype=optype,
-            seq=seq,
+            optype=OpType(int(structure.optype[ops[0]])),
+            seq=int(structure.seq[ops[0]]),
             workers=tuple(sorted(workers)),
             waiting=self._incomplete(),
             silent_ns=silent,
         )
 
-    def _kind(self, op: int) -> tuple[OpType, int, int]:
-        structure = self.graph.structure
+    def _meeting_of(self, op: int) -> object:
+        """What the members of a communication share; None for a local op."""
+        if op in self.graph.sync:
+            return self.graph.sync[op]
         group = int(self.graph.group[op])
-        return OpType(int(structure.optype[op])), int(structure.seq[op]), group
+        return group if group >= 0 else None
 
     def _ready(self) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """(N, L) ops whose dependencies have all ended, and since when."""
@@ -145,8 +148,7 @@ class _LastStep:
 
     def _roots(self, ready: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(N, L) missing ops that wait for nothing: no dependency, no member of their group."""
-        started = np.zeros(self.end.shape, bool)
-        np.logical_or.at(started, self.graph.before, self.present[self.graph.after])
+        started = self._followed()
         all_ready = ready.copy()
         for group in range(int(self.graph.group.max(initial=-1)) + 1):
             members = self.graph.group == group
@@ -155,6 +157,16 @@ class _LastStep:
             all_ready[slot] = all_ready[slot].all()
         roots: NDArray[np.bool_] = ~self.present & all_ready & ~started
         return roots
+
+    def _followed(self) -> NDArray[np.bool_]:
+        """(N, L) ops that something present depends on, directly or not: they did end."""
+        followed = np.zeros(self.end.shape, bool)
+        while True:
+            known = followed.copy()
+            later = self.present[self.graph.after] | followed[self.graph.after]
+            np.logical_or.at(followed, self.graph.before, later)
+            if bool((followed == known).all()):
+                return followed
 
     def _incomplete(self) -> int:
         """Number of workers that lack ops."""

@@ -33,6 +33,21 @@ _DARK_TEXT_BELOW = 0.55
 _VISIBLE_PART = 0.05
 _TWO_DIGITS = 100.0
 
+#: Factors of the ledger that hold more than their name says.
+_FACTORS = {"communication": "communication and other"}
+
+
+def titled(title: str) -> Table:
+    """An empty table without lines, under a bold title."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1),
+        show_header=False,
+    )
+
 
 def step_time(report: JobReport) -> Table:
     """Step time and slowdown with its interval."""
@@ -47,6 +62,8 @@ def step_time(report: JobReport) -> Table:
     text = f"{slowdown.paper:.3f}{interval}, launch delays {slowdown.launch:.3f}"
     if slowdown.repaired is not None:
         text += f", against the replaced workers' peers {slowdown.repaired:.3f}"
+    if slowdown.history is not None:
+        text += f", against earlier windows {slowdown.history:.3f}"
     rows.add_row("Slowdown", text)
     return rows
 
@@ -76,8 +93,7 @@ def breakdown(report: JobReport, width: int) -> RenderableType:
 
 def _bars(title: str, values: Sequence[tuple[str, float]], worst: float) -> Table:
     shown = _worth_showing(values)
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1))
-    table.show_header = False
+    table = titled(title)
     for name, value in shown:
         part = max(value - 1.0, 0.0) / max(worst - 1.0, ATTRIBUTION_THRESHOLD - 1.0)
         bar = "█" * round(part * _BAR_WIDTH)
@@ -164,20 +180,13 @@ def quality(report: JobReport) -> Group:
 
 def ledger(report: JobReport) -> RenderableType:
     """From ideal to recorded step time, factor by factor."""
-    table = Table(
-        title="From ideal to recorded step time",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 1),
-        show_header=False,
-    )
+    table = titled("From ideal to recorded step time")
     largest = max((abs(entry.excess_s) for entry in report.ledger), default=0.0) or 1.0
     for entry in report.ledger:
         bar = "█" * round(max(entry.excess_s, 0.0) / largest * _BAR_WIDTH)
         sign = "+" if entry.excess_s >= 0 else "−"
         table.add_row(
-            entry.factor.replace("_", " "),
+            _FACTORS.get(entry.factor, entry.factor.replace("_", " ")),
             f"{sign}{seconds(abs(entry.excess_s))}",
             f"{entry.share:.1%}".replace("-", "−"),
             Text(bar, style=_colour(1.0)),
@@ -187,14 +196,7 @@ def ledger(report: JobReport) -> RenderableType:
 
 def fixes(report: JobReport) -> RenderableType:
     """What each fix would buy, best first."""
-    table = Table(
-        title="What a fix would buy",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 1),
-        show_header=False,
-    )
+    table = titled("What a fix would buy")
     for fix in report.fixes[:_MAX_BARS]:
         money = "" if fix.cost_per_day is None else f"${fix.cost_per_day:,.0f} per day"
         table.add_row(

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from smon.render.numbers import titled
 from smon.render.words import fix_words, printable, seconds
 from smon.report import FixPart
 
@@ -46,14 +47,7 @@ def _fix(fix: FixPart) -> Text:
 
 def _forecast(series: Series) -> Table:
     """Expected step time by number of DP ranks, as a bar chart."""
-    table = Table(
-        title="Step time to expect with other numbers of DP ranks",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 1),
-        show_header=False,
-    )
+    table = titled("Step time to expect with other numbers of DP ranks")
     largest = max(series[3], default=0.0) or 1.0
     for ranks, expected, low, high in zip(*series, strict=True):
         bar = "█" * round(expected / largest * _BAR_WIDTH)

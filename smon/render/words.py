@@ -69,6 +69,8 @@ def verdict_lines(report: JobReport) -> list[str]:
 def headline(report: JobReport, finding: Finding) -> str:
     """Who, why, how much, when: one line for one finding."""
     cause = CAUSES.get(finding.cause, finding.cause.replace("_", " "))
+    if finding.verdict == "hang":
+        return f"{place(report, finding)}: {cause} in step {finding.persistence.onset_step}"
     cost = f"+{seconds(finding.excess_s)} per step ({finding.excess_share:.1%})"
     return f"{place(report, finding)}: {cause}, {cost}, {_when(finding)}"
 

@@ -46,6 +46,7 @@ def find(evidence: Evidence) -> list[Draft]:
             ),
             next=("asynchronous checkpoints, or fewer of them",),
             extra_excess_ns=extra,
+            between_steps=True,
         )
     ]
 

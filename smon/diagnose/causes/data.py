@@ -113,8 +113,9 @@ def _stages_agree(logs: Floats) -> float:
 def _uneven_steps(evidence: Evidence) -> float:
     """Share of the steps in which one replica has noticeably more to do than the mean."""
     total = sum(np.nansum(evidence.work(op), axis=(2, 3)) for op in COMPUTE)
-    total = np.where(total == 0, np.nan, total)
-    return float(np.mean(np.nanmax(total, axis=1) > _UNEVEN_STEP * np.nanmean(total, axis=1)))
+    there = total > 0
+    mean = np.where(there, total, 0.0).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+    return float(np.mean(np.max(total, axis=1) > _UNEVEN_STEP * mean))
 
 
 def _stages(evidence: Evidence) -> tuple[str, ...]:
@@ -142,6 +143,8 @@ def even_data(evidence: Evidence) -> Changes:
     work = {}
     for op in COMPUTE:
         cube = evidence.work(op)
-        mean = np.nanmean(cube, axis=(1, 3), keepdims=True)
-        work[op] = np.where(np.isnan(cube), np.nan, mean)
+        known = ~np.isnan(cube)
+        count = np.maximum(known.sum(axis=(1, 3), keepdims=True), 1)
+        mean = np.where(known, cube, 0.0).sum(axis=(1, 3), keepdims=True) / count
+        work[op] = np.where(known, mean, np.nan)
     return Changes(work)

@@ -6,6 +6,7 @@ from smon.attribute.persistence import Kind, Persistence
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import Evidence
 from smon.diagnose.place import places
+from smon.graph.stuck import Stuck
 
 _ALWAYS = -1.0
 _MAX_NAMED = 4
@@ -24,7 +25,7 @@ def find(evidence: Evidence) -> list[Draft]:
         Draft(
             verdict="hang",
             cause="hang",
-            scope="rank" if one else "job" if where.stage is None else "dp_group",
+            scope=_scope(evidence, stuck),
             phase=stuck.optype.label,
             persistence=Persistence(Kind.ONE_OFF, 1.0 / (len(evidence.steps) + 1), stuck.step),
             where=where,
@@ -45,3 +46,11 @@ def find(evidence: Evidence) -> list[Draft]:
             severity="critical",
         )
     ]
+
+
+def _scope(evidence: Evidence, stuck: Stuck) -> str:
+    if len(stuck.workers) == 1:
+        return "rank" if evidence.layout.tp == 1 else "tp_group"
+    if len({stage for _, stage in stuck.workers}) == 1:
+        return "dp_group"
+    return "pp_group" if len({dp for dp, _ in stuck.workers}) == 1 else "job"

@@ -8,11 +8,14 @@ from smon.attribute.persistence import Kind, Persistence
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import Evidence
 from smon.diagnose.thresholds import UNKNOWN_SHARE
+from smon.simulate.cube import Changes
 
 
 def find(evidence: Evidence) -> list[Draft]:
     """What is left of the slowdown once everything that was found is undone."""
-    undone = float(np.mean(evidence.times.simulated - evidence.cost_ns(evidence.explained)))
+    # Stalls are no part of the times that are simulated without launch delays.
+    slow = Changes(work=evidence.explained.work)
+    undone = float(np.mean(evidence.times.simulated - evidence.cost_ns(slow)))
     left = undone - float(np.mean(evidence.times.ideal))
     recorded = float(np.mean(evidence.times.recorded))
     if left < UNKNOWN_SHARE * recorded:

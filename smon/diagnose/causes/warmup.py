@@ -30,6 +30,7 @@ def find(evidence: Evidence) -> list[Draft]:
             ),
             next=("nothing, unless it comes back after each restart",),
             extra_excess_ns=extra / steps,
+            between_steps=True,
             min_share=0.0,
         )
     ]
