@@ -155,7 +155,7 @@ def study(
         context=prepared.context,
         gaps_ns=prepared.gaps_ns,
         explained=Changes(),
-        aligned=prepared.alignment.aligned or prepared.alignment.residual_ns is None,
+        aligned=prepared.alignment.aligned,
         warmup=prepared.warmup,
         stuck=prepared.stuck,
         history=history,

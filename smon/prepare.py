@@ -344,6 +344,17 @@ def _window_notes(window: Window) -> list[str]:
     return notes
 
 
+def _misalignment(alignment: Alignment) -> str:
+    if alignment.residual_ns is None:
+        return "no communication between the workers is in the trace"
+    if not alignment.linked.all():
+        return (
+            f"{int(np.count_nonzero(~alignment.linked))} workers cannot be compared with the rest"
+        )
+    typical = alignment.residual_ns / 1e6
+    return f"ends of the same communication differ, typically by {typical:.1f} ms, on some far more"
+
+
 def _clock_notes(layout: Layout, alignment: Alignment) -> list[str]:
     """Which clocks were put right, and whether all can be compared now."""
     notes = []
@@ -356,10 +367,9 @@ def _clock_notes(layout: Layout, alignment: Alignment) -> list[str]:
     more = int(np.count_nonzero(alignment.correction_ns)) - _MAX_CLOCKS
     if more > 0:
         notes.append(f"so are the clocks of {more} more workers")
-    if alignment.residual_ns is not None and not alignment.aligned:
+    if not alignment.aligned:
         notes.append(
-            "clocks are not aligned: ends of the same communication differ by "
-            f"{alignment.residual_ns / 1e6:.1f} ms, or some workers cannot be compared; causes in "
-            "communication are withheld"
+            f"clocks are not aligned: {_misalignment(alignment)}; causes that rest on times of "
+            "different workers (links, data loader) are withheld"
         )
     return notes

@@ -135,11 +135,20 @@ def _is_ramp(effect: NDArray[np.float64], active: NDArray[np.bool_], onset: int)
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Spearman's correlation, without correction for ties."""
+    """Spearman's correlation; equal values share their mean rank. 0 if all of one are equal."""
     if len(one) < PERIODIC_EVENTS:
         return 0.0
-    first, second = (np.argsort(np.argsort(values)).astype(float) for values in (one, other))
+    first, second = _mean_ranks(one), _mean_ranks(other)
+    if first.std() == 0 or second.std() == 0:
+        return 0.0
     return float(np.corrcoef(first, second)[0, 1])
+
+
+def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: NDArray[np.float64] = (last - (counts - 1) / 2.0)[inverse]
+    return ranks
 
 
 def regular_period(steps: NDArray[np.int64]) -> int | None:

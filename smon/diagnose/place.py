@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from smon.diagnose.evidence import Evidence
 from smon.report import Where
 
-_MAX_RANKS = 64
+_MAX_RANKS = 1024
 
 
 def node_of(evidence: Evidence, dp: int, stage: int) -> str | None:

@@ -23,8 +23,12 @@ CRITICAL_STEPS: Final = 20
 # ---------------------------------------------------------------------------------- slow devices
 #: A worker this much slower than its peers is slow. Identical healthy GPUs differ by 1–2 %.
 DEVICE_RATIO: Final = 0.025
-#: Among noise (uneven data), a lasting effect counts from this on, if its score is high enough.
-DEVICE_LASTING_RATIO: Final = 0.02
+#: Among noise (uneven data), a lasting effect counts from this on, with this score. Healthy workers
+#: of SE differ by up to 1.6 %, so a GPU that is 3 % slow can look like one of 1.5 %.
+DEVICE_LASTING_RATIO: Final = 0.0175
+DEVICE_LASTING_SCORE: Final = 5.0
+#: And so many of the steps must lean its way: where noise is as large as the effect, half would.
+DEVICE_LEANING_SHARE: Final = 0.65
 #: A slow device is worth a line from this share of the step on: it costs more once others are well.
 DEVICE_MIN_SHARE: Final = 0.0005
 #: And this many standard errors away from its peers: Gaussian noise of one worker reaches 6 once

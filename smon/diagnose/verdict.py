@@ -58,6 +58,9 @@ CAUSES: tuple[Callable[[Evidence], list[Draft]], ...] = (
     unknown.find,
 )
 
+#: These compare times of different workers.
+_NEED_CLOCKS = (link.find, loader.find)
+
 #: So many places of one cause are simulated one by one.
 _MAX_DRAFTS = 16
 _MAX_RANKS = 16
@@ -111,7 +114,7 @@ def _ask(evidence: Evidence) -> list[tuple[Draft, Changes]]:
     """Drafts of all causes, each with what undoes it and nothing else."""
     asked: list[tuple[Draft, Changes]] = []
     for find in CAUSES:
-        if find is link.find and not evidence.aligned:
+        if find in _NEED_CLOCKS and not evidence.aligned:
             continue
         # All drafts of one cause saw the job with the same things undone.
         before = evidence.explained
@@ -134,7 +137,8 @@ def _costs(evidence: Evidence, asked: list[tuple[Draft, Changes]]) -> list[float
         everything = float(np.mean(evidence.cost_ns(combined(evidence, own))))
         for index in range(len(own)):
             others = combined(evidence, own[:index] + own[index + 1 :])
-            hidden = everything - float(np.mean(evidence.cost_ns(others)))
+            # Others that gain nothing by themselves do not add to what this one costs.
+            hidden = everything - max(float(np.mean(evidence.cost_ns(others))), 0.0)
             costs[index] = max(costs[index], hidden)
     return costs
 

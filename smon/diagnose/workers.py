@@ -15,6 +15,9 @@ from smon.diagnose.evidence import Evidence, Floats, nanmedian, peers, spread
 from smon.diagnose.thresholds import MAX_POSITIONS, MIN_NOISE
 from smon.ops import OpType
 
+#: The plain ratio to the other replicas is preferred up to so many times the noise of the one
+#: with the data taken out: that one takes a fast neighbour for a slow device.
+_PLAIN_NOISE = 1.2
 #: Of so many stages the median hardly depends on a single one.
 _MANY_STAGES = 4
 
@@ -70,7 +73,7 @@ def slowness(evidence: Evidence, optype: OpType) -> Slowness:
     noise = _noise(plain), _noise(device)
     # With two stages a slow device also makes its neighbour look fast, so prefer the plain ratio
     # unless the data drowns it.
-    if np.isnan(noise[1]) or noise[0] <= 2.0 * noise[1]:
+    if np.isnan(noise[1]) or noise[0] <= _PLAIN_NOISE * noise[1]:
         return Slowness(plain, noise[0], by_device=False)
     return Slowness(device, noise[1], by_device=True)
 

@@ -78,8 +78,8 @@ class Alignment:
     corrected
         Whether any time was changed.
     aligned
-        Whether times of different workers can now be compared: all are linked, and the residual is
-        at most `MAX_RESIDUAL_NS`.
+        Whether times of different workers can now be compared: all are linked, and no clock's own
+        residual is above `MAX_RESIDUAL_NS`.
     """
 
     lanes: list[Filled]
@@ -140,7 +140,7 @@ def align(  # noqa: PLR0913  # three of them are optional
         linked=clocks.numbers(component) == 0 if any_linked(component) else clocks.nothing(),
         left_out=estimate.left_out,
         corrected=corrected,
-        aligned=_is_aligned(component, estimate.residual_ns),
+        aligned=_is_aligned(component, estimate.worst_ns),
     )
 
 
@@ -156,9 +156,9 @@ def any_linked(component: Indices) -> bool:
     return bool(size[0] > 1 or len(size) == 1)
 
 
-def _is_aligned(component: Indices, residual_ns: float | None) -> bool:
+def _is_aligned(component: Indices, worst_ns: float | None) -> bool:
     everything = any_linked(component) and bool((component <= 0).all())
-    return everything and (residual_ns is None or residual_ns <= MAX_RESIDUAL_NS)
+    return everything and (worst_ns is None or worst_ns <= MAX_RESIDUAL_NS)
 
 
 # --- putting right --------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Estimate:
     applied_drift: Floats
     residual_ns: float | None
     residual_p99_ns: float | None
+    worst_ns: float | None
     left_out: tuple[OpType, ...]
 
     @property
@@ -96,6 +97,7 @@ def estimate_clocks(
         applied_drift=applied_drift,
         residual_ns=_spread(residual),
         residual_p99_ns=float(np.quantile(np.abs(residual), 0.99)),
+        worst_ns=_worst_clock(ends, residual, clocks.count),
         left_out=left_out,
     )
 
@@ -116,7 +118,7 @@ def _unknown(clocks: Clocks) -> Estimate:
     """Of a job in which no two clocks can be compared."""
     zero = _zero(clocks)
     alone = np.count_nonzero(clocks.used) == 1
-    return Estimate(zero if alone else zero * np.nan, zero, zero, zero, None, None, ())
+    return Estimate(zero if alone else zero * np.nan, zero, zero, zero, None, None, None, ())
 
 
 def _zero(clocks: Clocks) -> Floats:
@@ -157,6 +159,17 @@ def _from_median(values: Floats, component: Indices) -> Floats:
     if len(size) == 1 and size[0] == 1:
         relative[component == 0] = 0.0
     return relative
+
+
+def _worst_clock(ends: Ends, residual: Floats, count: int) -> float:
+    """Largest typical residual of one clock, ns: one bad clock among many hides in the overall one.
+
+    As a standard deviation (1.4826 × median); each end shares its residual with its group.
+    """
+    order = np.lexsort((np.abs(residual), ends.clock))
+    sizes = np.bincount(ends.clock, minlength=count)
+    middle = (np.cumsum(sizes) - sizes + sizes // 2)[sizes > 0]
+    return float(_SIGMA_PER_MAD * np.abs(residual)[order][middle].max(initial=0.0))
 
 
 def _doubtless(shift: Floats, noise: float, error: Floats) -> NDArray[np.bool_]:

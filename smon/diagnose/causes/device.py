@@ -18,6 +18,8 @@ from smon.diagnose.place import node_of, place, workers_of
 from smon.diagnose.side import counter
 from smon.diagnose.thresholds import (
     DEVICE_LASTING_RATIO,
+    DEVICE_LASTING_SCORE,
+    DEVICE_LEANING_SHARE,
     DEVICE_MIN_SHARE,
     DEVICE_RATIO,
     DEVICE_SCORE,
@@ -82,7 +84,7 @@ def _suspects(evidence: Evidence, kinds: dict[OpType, Slowness]) -> list[_Suspec
             continue
         active = series > DEVICE_RATIO / 2
         score = _score(series[active], noise)
-        if score < DEVICE_SCORE or active.sum() < MIN_STEPS:
+        if score < DEVICE_LASTING_SCORE or active.sum() < MIN_STEPS:
             continue
         ratio = {
             op: float(np.expm1(np.nanmedian(kind.effect[active, dp, stage])))
@@ -106,14 +108,19 @@ def _lasting(series: Floats, noise: float, steps: NDArray[np.int64]) -> Persiste
     persistent if most steps lean its way.
     """
     persistence = vote(series, DEVICE_RATIO, steps)
-    if persistence is not None and persistence.kind in _LASTING:
+    slow = series[series > DEVICE_RATIO]
+    if (
+        persistence is not None
+        and persistence.kind in _LASTING
+        and (_score(slow, noise) >= DEVICE_SCORE)
+    ):
         return persistence
     known = series[~np.isnan(series)]
     typical = float(np.median(known)) if len(known) else 0.0
-    if typical < DEVICE_LASTING_RATIO or _score(known, noise) < DEVICE_SCORE:
+    if typical < DEVICE_LASTING_RATIO or _score(known, noise) < DEVICE_LASTING_SCORE:
         return None
-    persistence = vote(series, typical / 4, steps)
-    return persistence if persistence and persistence.kind in _LASTING else None
+    share = float(np.mean(known > 0.0))
+    return Persistence(Kind.PERSISTENT, share) if share >= DEVICE_LEANING_SHARE else None
 
 
 def _possible(effect: Floats) -> NDArray[np.bool_]:

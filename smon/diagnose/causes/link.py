@@ -44,7 +44,7 @@ _SCORE = 6.0
 #: What is slow for so many of the steps does not come and go.
 _MOSTLY = 0.5
 #: Longer lists of candidates help nobody.
-_MAX_CANDIDATES = 64
+_MAX_CANDIDATES = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,9 +124,18 @@ def _slow_collectives(evidence: Evidence, optype: OpType) -> list[_Slow]:
     cube = evidence.work(optype)
     if cube.size == 0:
         return []
-    transfers = _Transfers.of(nanmedian(cube, (1, 3)))
+    times = nanmedian(cube, (1, 3))
+    # A replica that is not in the trace may be the one that all others wait for.
+    times[_incomplete(cube)] = np.nan
+    transfers = _Transfers.of(times)
     found = [transfers.slow(optype, stage, -1) for stage in range(evidence.window.stages)]
     return [slow for slow in found if slow is not None]
+
+
+def _incomplete(cube: Floats) -> NDArray[np.bool_]:
+    """(steps,) steps with fewer replicas than others."""
+    replicas = np.count_nonzero(~np.isnan(cube).all(axis=(2, 3)), axis=1)
+    return np.asarray(replicas < replicas.max(initial=0))
 
 
 def _slow_p2p(evidence: Evidence, optype: OpType) -> list[_Slow]:
