@@ -28,6 +28,8 @@ def find(evidence: Evidence) -> list[Draft]:
     floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
     # The lower quartile: on a small job one node can be half of the workers.
     usual = np.quantile(total, 0.25, axis=(1, 2), keepdims=True)
+    # And over time: one node can be the whole job.
+    usual = np.minimum(usual, np.quantile(total, 0.25, axis=0, keepdims=True))
     with np.errstate(invalid="ignore"):
         hit = (total > floor) & (total > _FACTOR * np.maximum(usual, 0.0)) & (count >= _OPS)
     workers = workers_of(np.any(hit, axis=0))
