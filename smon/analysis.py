@@ -20,6 +20,7 @@ from smon.attribute.shares import (
     slowest_workers,
 )
 from smon.attribute.slowdown import StepTimes, simulate_all, slowdown
+from smon.attribute.standout import standout_notes
 from smon.diagnose.evidence import Evidence
 from smon.diagnose.history import History
 from smon.diagnose.thresholds import ATTRIBUTION_THRESHOLD
@@ -212,6 +213,7 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
     notes = (
         *options.notes,
         *diagnosis.notes,
+        *standout_notes(times, window.steps),
         *([sampled] if sampled else []),
         *([] if plans else ["fixes are left out of the report of so large a window: smon plan"]),
     )

@@ -94,8 +94,9 @@ def test_the_verdict_says_who_why_how_much_and_what_to_do(report: JobReport) -> 
     """The first line alone is enough to act on."""
     first, following, *_ = verdict_lines(report)
     assert first.startswith("TP group of rank 168 (DP rank 5, stage 2): slow GPU, +1.3")
-    assert "in 100% of the steps" in first
-    assert following.startswith("Next: dcgmi diag")
+    assert "per step (26." in first
+    assert ". Next: dcgmi diag" in first
+    assert "of its GPU time is lost" in following
 
 
 def test_without_a_finding_nobody_is_named(report: JobReport) -> None:

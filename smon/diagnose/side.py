@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,18 @@ from numpy.typing import NDArray
 from smon.trace.context import Context
 
 Floats = NDArray[np.float64]
+
+
+class _HasContext(Protocol):
+    """What has side evidence for some steps."""
+
+    @property
+    def context(self) -> Context:
+        """The side evidence."""
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """(steps,) step numbers."""
 
 
 def counter(context: Context, name: str, rank: int, steps: NDArray[np.int64]) -> Floats:
@@ -20,6 +33,23 @@ def counter(context: Context, name: str, rank: int, steps: NDArray[np.int64]) ->
     index, known = _positions(counters.step[mine], steps)
     readings[index] = counters.value[mine][known]
     return readings
+
+
+def range_of(evidence: _HasContext, name: str, rank: int, label: str, unit: str) -> str | None:
+    """A sentence on a counter: its range here, and what it typically is elsewhere; None if unknown.
+
+    Counters are evidence only against their peers: throttling flags and link errors occur on
+    healthy machines.
+    """
+    here = counter(evidence.context, name, rank, evidence.steps)
+    here = here[~np.isnan(here)]
+    if len(here) == 0:
+        return None
+    counters = evidence.context.counters
+    others = counters.value[(counters.name == name) & (counters.rank != rank)]
+    shown = f"{here.min():.4g}" if here.min() == here.max() else f"{here[0]:.4g} → {here[-1]:.4g}"
+    peers = f", elsewhere {np.median(others):.4g}" if len(others) else ""
+    return f"{label} {shown}{' ' if unit else ''}{unit}{peers}"
 
 
 def _positions(

@@ -56,14 +56,19 @@ def verdict_lines(report: JobReport) -> list[str]:
         return [f"Insufficient data: {report.window.steps_used} usable steps."]
     runs = f"This job runs at {slowdown:.3f} × its ideal step time"
     if report.findings:
-        first = report.findings[0]
-        lines = [f"{headline(report, first)}."]
-        if first.next:
-            lines.append(f"Next: {first.next[0]}")
-        return [*lines, f"{runs}: {_lost(report)}."]
+        return [action(report, report.findings[0]), f"{runs}: {_lost(report)}."]
     if slowdown < ATTRIBUTION_THRESHOLD:
         return [f"No straggler. {runs}."]
     return [f"{runs}: {_lost(report)}.", _unexplained(report)]
+
+
+def action(report: JobReport, finding: Finding) -> str:
+    """The one line to act on: who, why, how much, and what to do."""
+    cause = CAUSES.get(finding.cause, finding.cause.replace("_", " "))
+    line = f"{place(report, finding)}: {cause}"
+    if finding.verdict != "hang":
+        line += f", +{seconds(finding.excess_s)} per step ({finding.excess_share:.1%})"
+    return f"{line}. Next: {printable(finding.next[0])}" if finding.next else f"{line}."
 
 
 def headline(report: JobReport, finding: Finding) -> str:

@@ -9,9 +9,13 @@ from smon.attribute.persistence import Kind, Persistence, vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import Evidence, spread
 from smon.diagnose.thresholds import PAUSE_NS, PAUSE_SCORE
+from smon.trace.context import EventKind
 
 #: Pauses after every other step are no period, but a slow job.
 _MIN_PERIOD = 3
+
+#: Events of the whole job that are pauses.
+_PAUSES = (EventKind.CHECKPOINT, EventKind.LOGGING, EventKind.EVALUATION)
 
 
 def find(evidence: Evidence) -> list[Draft]:
@@ -19,7 +23,7 @@ def find(evidence: Evidence) -> list[Draft]:
     gaps = evidence.gaps_ns
     known = gaps[~np.isnan(gaps)]
     if len(known) == 0:
-        return []
+        return _from_events(evidence)
     usual = float(np.median(known))
     with np.errstate(invalid="ignore"):
         long = gaps > usual + max(PAUSE_SCORE * spread(known), PAUSE_NS)
@@ -46,6 +50,35 @@ def find(evidence: Evidence) -> list[Draft]:
             ),
             next=("asynchronous checkpoints, or fewer of them",),
             extra_excess_ns=extra,
+            between_steps=True,
+        )
+    ]
+
+
+def _from_events(evidence: Evidence) -> list[Draft]:
+    """Pauses that the job itself reports, where the trace has no time between steps."""
+    steps = evidence.steps
+    inside = [
+        event
+        for event in evidence.context.events
+        if event.rank is None and event.kind in _PAUSES and steps[0] <= event.step <= steps[-1]
+    ]
+    if not inside:
+        return []
+    total = sum(event.duration_s for event in inside) * 1e9
+    active = np.isin(steps, [event.step for event in inside]).astype(float)
+    kinds = ", ".join(sorted({str(event.kind) for event in inside}))
+    return [
+        Draft(
+            verdict="planned_pause",
+            cause="checkpoint",
+            scope="job",
+            phase="between steps",
+            persistence=vote(active, 0.5, steps) or Persistence(Kind.ONE_OFF, 0.0),
+            confidence=0.9,
+            evidence=(f"the job reports {len(inside)} pauses ({kinds}) of all ranks",),
+            next=("asynchronous checkpoints, or fewer of them",),
+            extra_excess_ns=total / len(steps),
             between_steps=True,
         )
     ]

@@ -9,6 +9,7 @@ from smon.attribute.persistence import vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, Evidence, F, Floats, nanmedian
 from smon.diagnose.place import node_of, places, workers_of
+from smon.diagnose.side import range_of
 from smon.diagnose.thresholds import PAUSE_BACKWARD, STALL_NS, STALL_SHARE
 from smon.report import Candidate
 from smon.simulate.cube import Changes
@@ -53,6 +54,7 @@ def find(evidence: Evidence) -> list[Draft]:
             evidence=(
                 f"computes start late {np.median(count[hit]):.0f} times a step there, "
                 f"{np.median(total[hit]) / 1e6:.0f} ms in all, more than {_FACTOR:.0f} × elsewhere",
+                *_host_cpu(evidence, workers),
             ),
             candidates=(
                 Candidate("host_contention", where, "CPU load of the host"),
@@ -61,6 +63,12 @@ def find(evidence: Evidence) -> list[Draft]:
             next=("top, pidstat 1  # on that node: what else runs there", "numactl --show"),
         )
     ]
+
+
+def _host_cpu(evidence: Evidence, workers: list[tuple[int, int]]) -> tuple[str, ...]:
+    rank = evidence.layout.rank(*workers[0])
+    text = range_of(evidence, "host_cpu_ratio", rank, "CPU load of its host", "")
+    return (text or "no CPU load of the hosts: it would make it sure",)
 
 
 def _late(evidence: Evidence) -> tuple[Floats, Floats] | None:

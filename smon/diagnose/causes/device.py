@@ -15,7 +15,7 @@ from smon.attribute.persistence import Kind, Persistence, vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, B, Evidence, F, Floats, nanmedian
 from smon.diagnose.place import node_of, place, workers_of
-from smon.diagnose.side import counter
+from smon.diagnose.side import counter, range_of
 from smon.diagnose.thresholds import (
     DEVICE_LASTING_RATIO,
     DEVICE_LASTING_SCORE,
@@ -35,6 +35,15 @@ from smon.simulate.cube import Changes
 
 #: More standard errors than this say nothing more.
 _ENOUGH = 100.0
+
+#: Counters that go with a slow device: name, words, unit.
+_GPU_COUNTERS = (
+    ("gpu_clock_mhz", "GPU clock", "MHz"),
+    ("gpu_temperature_c", "GPU temperature", "°C"),
+    ("gpu_throttle_thermal", "thermal throttling", ""),
+    ("gpu_power_w", "GPU power", "W"),
+    ("pcie_width", "PCIe width", "lanes"),
+)
 
 _LASTING = (Kind.PERSISTENT, Kind.ONSET, Kind.RAMP)
 
@@ -191,11 +200,14 @@ def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect)
 
 def _counters(evidence: Evidence, suspect: _Suspect) -> tuple[str, ...]:
     rank = evidence.layout.rank(suspect.dp, suspect.stage)
-    clock = counter(evidence.context, "gpu_clock_mhz", rank, evidence.steps)
-    known = clock[~np.isnan(clock)]
-    if len(known) == 0:
-        return ("no counters: clock, temperature and throttle reasons of its GPU would tell why",)
-    return (f"GPU clock from {known.max():.0f} to {known.min():.0f} MHz",)
+    shown = tuple(
+        text
+        for name, label, unit in _GPU_COUNTERS
+        if (text := range_of(evidence, name, rank, label, unit)) is not None
+    )
+    return shown or (
+        "no counters: clock, temperature, throttle reasons and PCIe width of its GPU would tell",
+    )
 
 
 def _as_peers(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect) -> Changes:

@@ -15,6 +15,7 @@ from smon.attribute.persistence import BURST_STEPS, Kind, Persistence, vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import Evidence, Floats, nanmedian, nanquantile, peers, spread
 from smon.diagnose.place import node_of, place, places, workers_of
+from smon.diagnose.side import range_of
 from smon.diagnose.thresholds import (
     CONGESTION_PLACES,
     CONGESTION_SHARE,
@@ -192,7 +193,8 @@ def _draft(
         mine = [each for each in p2p if each.dp == dp and _touches(evidence, each, stage)]
         slow = replace(slow, factor=max(slow.factor, *(each.factor for each in mine)))
         more = f"so do the point-to-point transfers of DP rank {dp}, and of no other"
-        draft = slow.draft("node", (*text, more), changes | _healed_p2p(evidence, mine))
+        text = (*text, more, *_nic(evidence, dp, stage))
+        draft = slow.draft("node", text, changes | _healed_p2p(evidence, mine))
         labels = (*draft.optypes, *sorted({each.optype.label for each in mine}))
         where = place(evidence, dp, stage)
         return replace(draft, where=where, optypes=labels, confidence=0.85)
@@ -241,6 +243,17 @@ def _touches(evidence: Evidence, slow: _Slow, stage: int) -> bool:
     """Whether a transfer has this stage at one of its ends."""
     step = _NEIGHBOUR[slow.optype]
     return stage in (slow.stage, (slow.stage + step) % evidence.window.stages)
+
+
+def _nic(evidence: Evidence, dp: int, stage: int) -> tuple[str, ...]:
+    rank = evidence.layout.rank(dp, stage)
+    known = (
+        range_of(evidence, "nic_errors", rank, "network card errors", "per step"),
+        range_of(evidence, "nvlink_crc", rank, "NVLink CRC errors", "per step"),
+    )
+    return tuple(text for text in known if text) or (
+        "no counters of its network card: errors and retransmits would make it sure",
+    )
 
 
 def _one_of(evidence: Evidence, draft: Draft, members: list[tuple[int, int]]) -> Draft:
