@@ -76,17 +76,6 @@ class Program:
     frontier: frozenset[int]
 
 
-def check_order(graph: Graph) -> None:
-    """Check that the ops of one graph can be put in order.
-
-    Raises
-    ------
-    CycleError
-        Some of them wait for each other.
-    """
-    _Draft(graph, {key: number for number, key in enumerate(set(graph.sync.values()))})
-
-
 def compile_programs(graphs: Sequence[Graph]) -> list[Program]:
     """Compile the graphs of one job; synchronised ops with the same key meet in one phase.
 
