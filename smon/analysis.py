@@ -160,6 +160,7 @@ def study(
         warmup=prepared.warmup,
         stuck=prepared.stuck,
         history=history,
+        table=prepared.table,
     )
     return Study(prepared, times, evidence, diagnose(evidence))
 

@@ -21,6 +21,7 @@ from smon.simulate.engine import Engine
 from smon.simulate.window import Window
 from smon.topology import Layout
 from smon.trace.context import Context
+from smon.trace.table import OpTable
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +50,8 @@ class Evidence:
         As in `smon.prepare.Prepared`.
     history
         The job's earlier windows.
+    table
+        The rows of the trace, for what is told by each TP rank alone.
     explained
         Changes that undo what was already found, so that one cause does not hide another.
     """
@@ -64,6 +67,7 @@ class Evidence:
     warmup: tuple[tuple[int, float], ...] = ()
     stuck: Stuck | None = None
     history: History | None = None
+    table: OpTable | None = None
 
     @property
     def steps(self) -> NDArray[np.int64]:

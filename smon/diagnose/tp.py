@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smon.diagnose.evidence import Evidence
+from smon.diagnose.evidence import COMPUTE, Evidence
 from smon.diagnose.side import counter
-from smon.diagnose.thresholds import TP_COMM_RATIO, TP_WAIT_RATIO
+from smon.diagnose.thresholds import DEVICE_RATIO, TP_COMM_RATIO, TP_WAIT_RATIO
 
 #: Counters: time per step that a rank waits, and that it transfers, in TP collectives.
 TP_WAIT = "tp_wait_s"
@@ -47,11 +47,14 @@ def tp_peers(evidence: Evidence, dp: int, stage: int) -> TpPeers:
             f"TP transfers take {min(comm) / usual:.1f} × those of other groups, on all its ranks"
         )
         return TpPeers(slow_links=True, evidence=(text,))
+    longest = _longest_kernels(evidence, dp, stage)
+    if longest is not None:
+        return longest
     wait = _of_group(evidence, TP_WAIT, dp, stage)
     if np.isnan(wait).any():
         return TpPeers(
             evidence=(
-                "the trace has one row per TP group; the wait of each rank in TP collectives "
+                "nothing tells its TP ranks apart; the wait of each in TP collectives "
                 f"({TP_WAIT}) would tell which of its {size} ranks it is",
             )
         )
@@ -61,6 +64,37 @@ def tp_peers(evidence: Evidence, dp: int, stage: int) -> TpPeers:
         return TpPeers(evidence=("all its TP ranks wait alike: no rank of the group stands out",))
     text = f"TP rank {least} waits {wait[least]:.3g} s a step, its peers {others:.3g} s"
     return TpPeers(suspect=least, evidence=(text,))
+
+
+def _longest_kernels(evidence: Evidence, dp: int, stage: int) -> TpPeers | None:
+    """The TP rank whose own computes take longest, where the trace has a row for each of them.
+
+    None if it has not, or if all take alike: then their times hold the wait for each other.
+    """
+    busy = _busy_of_ranks(evidence, dp, stage)
+    if np.isnan(busy).any():
+        return None
+    most = int(np.argmax(busy))
+    ratio = float(busy[most] / np.median(np.delete(busy, most)))
+    if ratio < 1 + DEVICE_RATIO:
+        return None
+    text = f"computes of TP rank {most} take {ratio:.3f} × those of its TP peers"
+    return TpPeers(suspect=most, evidence=(text,))
+
+
+def _busy_of_ranks(evidence: Evidence, dp: int, stage: int) -> np.ndarray:
+    """(tp,) mean duration of the computes of each TP rank, NaN where it has no rows of its own."""
+    busy = np.full(evidence.layout.tp, np.nan)
+    table = evidence.table
+    if table is None:
+        return busy
+    mine = (table.dp == dp) & (table.stage == stage) & np.isin(table.optype, COMPUTE)
+    ranks, durations = table.rank[mine], table.duration_ns[mine]
+    for tp in range(evidence.layout.tp):
+        own = durations[ranks == evidence.layout.rank(dp, stage, tp)]
+        if len(own):
+            busy[tp] = own.mean()
+    return busy
 
 
 def _of_group(evidence: Evidence, name: str, dp: int, stage: int) -> np.ndarray:
