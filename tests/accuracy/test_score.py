@@ -247,7 +247,7 @@ def test_without_real_traces_there_is_nothing_to_say(tmp_path: Path) -> None:
 def test_a_seed_that_is_not_in_the_study_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The message says which are."""
     assert main(["--show", "1"]) == 2
-    assert "1000000 to 1001999" in capsys.readouterr().err
+    assert "3000000 to 3001999" in capsys.readouterr().err
 
 
 def test_the_first_finding_is_what_one_reads() -> None:

@@ -23,8 +23,9 @@ from smon.synth.sample import random_scenario
 from smon.synth.scenario import Scenario, generate
 from smon.synth.truth import Answer, CauseName, Scope, Truth
 
-#: Seeds from here on are for reporting; those below are for calibration.
-FIRST_SEED: Final = 1_000_000
+#: Seeds from here on are for reporting; those below have been looked at while rules were made. Once
+#: a failure found here leads to a change, the next report needs seeds further on.
+FIRST_SEED: Final = 3_000_000
 #: Shares of the step that a cause costs, about.
 SEVERITIES: Final = (0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 1.0)
 #: The pairs: large enough to be seen, and neither hides the other.
