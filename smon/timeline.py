@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Protocol, Self, TypeVar, cast
+from typing import BinaryIO, Final, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,10 @@ from numpy.typing import NDArray
 from smon import __version__
 from smon.errors import ConfigError
 from smon.ops import OpType
-from smon.simulate.engine import Engine, Floats
+from smon.prepare import Prepared
+from smon.simulate.engine import Floats
 from smon.simulate.window import Part, Window, latest_dependency
 from smon.trace.formats.reading import printable, quoted
-from smon.trace.meta import Job
-from smon.trace.table import OpTable
 
 #: Called with (phase, done, total).
 Progress = Callable[[str, int, int], None]
@@ -55,26 +54,6 @@ _ROWS: Final = 100
 
 _Ints = NDArray[np.int64]
 _Number = TypeVar("_Number", int, NDArray[np.intp])
-
-
-class Prepared(Protocol):
-    """What is drawn: `smon.analysis.Prepared`, which this module does not know."""
-
-    @property
-    def job(self) -> Job:
-        """Name and layout."""
-
-    @property
-    def table(self) -> OpTable:
-        """The recorded ops."""
-
-    @property
-    def window(self) -> Window:
-        """Recorded times."""
-
-    @property
-    def engine(self) -> Engine:
-        """Simulates the ideal run."""
 
 
 class Stream(IntEnum):

@@ -1,18 +1,15 @@
-"""What undoes findings, put together for the planner.
+"""What the planner makes of findings: peers in place of suspects, times with some undone.
 
 Flow: `smon.diagnose.verdict` → **here** → `smon.plan.planner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from functools import reduce
-from operator import or_
+from collections.abc import Collection
 
 import numpy as np
 
 from smon.diagnose.evidence import Evidence, Floats
-from smon.diagnose.found import Found
 from smon.ops import STREAM_COMPUTE, OpType
 from smon.simulate.cube import Changes
 from smon.simulate.whatif import Worker
@@ -47,11 +44,6 @@ def _mean_of(values: Floats) -> Floats:
     mean = np.full(count.shape, np.nan)
     np.divide(np.where(known, values, 0.0).sum(axis=1), count, out=mean, where=count > 0)
     return mean
-
-
-def merged(findings: Iterable[Found]) -> Changes:
-    """What undoes all of these findings."""
-    return reduce(or_, (found.changes for found in findings), Changes())
 
 
 def without_them(evidence: Evidence, undone: Changes, optype: OpType) -> Floats:

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 
 from smon.diagnose.evidence import Evidence, F
-from smon.diagnose.found import Found
+from smon.diagnose.found import Found, combined
 from smon.plan.fix import Fix, FixName, worthwhile
-from smon.plan.found import like_peers, merged
+from smon.plan.found import like_peers
 from smon.plan.lanes import alone_ns
 from smon.plan.layers import move_layers
 from smon.plan.microbatches import deal_microbatches
@@ -65,7 +65,8 @@ def plan(
         `layers` does not fit the pipeline.
     """
     findings = [_complete(evidence, found) for found in findings]
-    slow = merged(found for found in findings if FIX_OF.get(found.cause) is FixName.REPLACE_WORKERS)
+    devices = [found for found in findings if FIX_OF.get(found.cause) is FixName.REPLACE_WORKERS]
+    slow = combined(evidence, [found.changes for found in devices])
     fixes = undo_each(evidence, findings)
     fixes += move_layers(evidence, slow, layers=layers, most_activations=most_activations)
     fixes += deal_microbatches(evidence, slow)

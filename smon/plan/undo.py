@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from smon.diagnose.evidence import Evidence
-from smon.diagnose.found import Found
+from smon.diagnose.found import Found, combined
 from smon.plan.fix import Fix, FixName, mean_now, speedup_of
-from smon.plan.found import like_peers, merged
+from smon.plan.found import like_peers
 from smon.simulate.cube import Changes
 from smon.simulate.whatif import Worker
 
@@ -85,7 +85,10 @@ def undo_each(evidence: Evidence, findings: Sequence[Found]) -> list[Fix]:
     fixes = [fix for _, fix in alone]
     for name in dict.fromkeys(fix.fix for fix in fixes):
         group = [found for found, fix in alone if fix.fix is name]
-        if len(group) > 1 and (together := undo(evidence, _together(group), name)) is not None:
+        if (
+            len(group) > 1
+            and (together := undo(evidence, _together(evidence, group), name)) is not None
+        ):
             fixes.append(together)
     return fixes
 
@@ -96,11 +99,11 @@ def replace_workers(evidence: Evidence, workers: Collection[Worker]) -> Fix | No
     return undo(evidence, Found("slow_gpu", named, like_peers(evidence, workers)))
 
 
-def _together(group: Sequence[Found]) -> Found:
+def _together(evidence: Evidence, group: Sequence[Found]) -> Found:
     return Found(
         cause=group[0].cause,
         detail="all of: " + "; ".join(found.detail for found in group),
-        changes=merged(group),
+        changes=combined(evidence, [found.changes for found in group]),
         workers=tuple(dict.fromkeys(worker for found in group for worker in found.workers)),
     )
 

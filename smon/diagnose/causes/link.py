@@ -44,6 +44,8 @@ _P2P = (OpType.FORWARD_SEND, OpType.FORWARD_RECV, OpType.BACKWARD_SEND, OpType.B
 _SCORE = 6.0
 #: What is slow for so many of the steps does not come and go.
 _MOSTLY = 0.5
+#: Transfers are slow together if so much of one's slow time is the other's.
+_TOGETHER = 0.8
 #: Longer lists of candidates help nobody.
 _MAX_CANDIDATES = 1024
 
@@ -163,7 +165,7 @@ def _workers_behind(stage: int, collectives: list[_Slow], p2p: list[_Slow]) -> l
     together = [
         slow
         for slow in p2p
-        if slow.stage == stage and (slow.active & when).sum() >= 0.8 * slow.active.sum()
+        if slow.stage == stage and (slow.active & when).sum() >= _TOGETHER * slow.active.sum()
     ]
     if not together:
         return []
@@ -192,15 +194,25 @@ def _draft(
         dp = behind[0]
         mine = [each for each in p2p if each.dp == dp and _touches(evidence, each, stage)]
         slow = replace(slow, factor=max(slow.factor, *(each.factor for each in mine)))
-        more = f"so do the point-to-point transfers of DP rank {dp}, and of no other"
+        more = f"so do the point-to-point transfers of DP rank {dp}, more than of any other"
         text = (*text, more, *_nic(evidence, dp, stage))
         draft = slow.draft("node", text, changes | _healed_p2p(evidence, mine))
         labels = (*draft.optypes, *sorted({each.optype.label for each in mine}))
         where = place(evidence, dp, stage)
         return replace(draft, where=where, optypes=labels, confidence=0.85)
     members = [(dp, stage) for dp in range(evidence.window.dp_ranks)]
-    normal = "point-to-point transfers of its members are normal: one ring names only the group"
-    return _one_of(evidence, slow.draft("dp_group", (*text, normal), changes), members)
+    text = (*text, _why_only_the_group(evidence, behind))
+    return _one_of(evidence, slow.draft("dp_group", text, changes), members)
+
+
+def _why_only_the_group(evidence: Evidence, behind: list[int]) -> str:
+    """Why no member of a slow ring can be named."""
+    if evidence.window.stages == 1:
+        return "without pipeline stages nothing tells which member of the ring it is"
+    if behind:
+        ranks = ", ".join(map(str, behind))
+        return f"point-to-point transfers of DP ranks {ranks} are slow too: none stands out"
+    return "point-to-point transfers of its members are normal: one ring names only the group"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +243,7 @@ class _Group:
             optypes=self.labels,
             changes=changes,
             confidence=0.6,
-            evidence=(*text, "compute of the members is normal"),
+            evidence=text,
             next=(
                 "all_reduce_perf -b 64M -e 1G -f 2 -g 1  # nccl-tests, over the nodes of the group",
                 "ibstat, ethtool -S: error and retransmit counters of their network cards",
