@@ -10,7 +10,12 @@ SMonError
 ├── GraphError        the ops of one step do not form a dependency graph
 │   ├── CycleError           ops that wait for each other
 │   └── UnpairedError        a send without its receive, or the other way round
-└── SimulationError   a what-if that the trace cannot answer
+├── SimulationError   a what-if that the trace cannot answer
+├── WireError         a batch or request that breaks the protocol between agent and server
+└── StoreError        the database, an object or the log on disk cannot be used
+    ├── ConflictError        what is asked for contradicts what is stored
+    ├── MissingError         there is no such thing, or it is another tenant's
+    └── FencedError          another worker has taken over, so this result is not written
 
 Every message says what was expected, what was found, and what to do. A command turns each of
 them into one line on stderr and an exit code (``docs/reference/errors.md``).
@@ -87,3 +92,35 @@ class UnpairedError(GraphError):
 
 class SimulationError(SMonError):
     """A what-if that the trace cannot answer."""
+
+
+class WireError(SMonError):
+    """A batch or request that breaks the protocol between agent and server.
+
+    Parameters
+    ----------
+    problem
+        Stable name of what is wrong (`smon.wire.problems.Problem`), for status code and type.
+    message
+        One sentence for a person: expected, found, what to do. Never holds the body.
+    """
+
+    def __init__(self, problem: str, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+class StoreError(SMonError):
+    """The database, an object or the log on disk cannot be used."""
+
+
+class ConflictError(StoreError):
+    """What is asked for contradicts what is stored."""
+
+
+class MissingError(StoreError):
+    """There is no such thing, or it is another tenant's."""
+
+
+class FencedError(StoreError):
+    """Another worker has taken over, so this result is not written."""

@@ -110,10 +110,22 @@ def load(
                 f"the layout {job.layout} was inferred from the ranks in the trace: "
                 "a rank that sent nothing at all cannot be noticed"
             )
-    notes += _checked(table, job.layout)
-    table = _with_global_chunks(table, job.layout.pp)
+    table, more = fitted(table, job.layout)
+    notes += more
     used = tuple(source.path for source, _ in readings)
     return Trace(_cut(table, steps), job, tuple(notes), used)
+
+
+def fitted(table: OpTable, layout: Layout) -> tuple[OpTable, list[str]]:
+    """A table checked against its layout and completed by it, and notes on it.
+
+    Raises
+    ------
+    MetaError
+        The table has ranks that the layout has not.
+    """
+    notes = _checked(table, layout)
+    return _with_global_chunks(table, layout.pp), notes
 
 
 def _declared_job(

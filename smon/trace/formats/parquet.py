@@ -96,12 +96,21 @@ def read(path: Path) -> Reading:
     name = printable(path)
     try:
         with reading_from(path), path.open("rb") as handle:
-            return _read(pq.ParquetFile(handle, read_dictionary=["optype"]), name)
+            return read_open(pq.ParquetFile(handle, read_dictionary=["optype"]), name)
     except _DAMAGE as error:
         raise TraceError(f"{name}: damaged or truncated Parquet: {quoted(error)}") from error
 
 
-def _read(file: pq.ParquetFile, name: str) -> Reading:
+def read_open(file: pq.ParquetFile, name: str) -> Reading:
+    """As `read`, of a file that is open already, wherever it lies; `name` is for messages.
+
+    Raises
+    ------
+    UnknownFormatError
+        It does not have the columns of a trace.
+    TraceError
+        A column has an unusable type.
+    """
     form = _form(file.schema_arrow.names, name)
     columns = _columns(file, form, name)
     missing = frozenset({"seq"} - columns.keys())

@@ -1,0 +1,1 @@
+"""The pages of the on-call dashboard; mounted by `smon.api`."""

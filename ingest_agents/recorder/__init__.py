@@ -1,0 +1,1 @@
+"""What runs inside the trainer: records ops, never blocks, never raises into training."""

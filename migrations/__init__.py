@@ -1,0 +1,1 @@
+"""The history of the SQL schema (Alembic); runs on SQLite and PostgreSQL."""

@@ -1,0 +1,1 @@
+"""HTTP: routes, schemas, access, pages. Maps errors to status codes; computes nothing."""

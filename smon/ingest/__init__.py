@@ -1,0 +1,1 @@
+"""Taking batches in: decode and check → write-ahead log → acknowledge → event files and rows."""

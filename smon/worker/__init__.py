@@ -1,0 +1,1 @@
+"""Windows that are complete → analysis → results; the running diagnosis; imports; housekeeping."""
