@@ -56,13 +56,14 @@ accuracy: setup  ## measure how often the diagnosis is right, and write docs/acc
 
 pin:  ## resolve the dependencies anew and write requirements*.txt
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
-	$(PYTHON) -m venv "$$dir"; \
-	pip="$$dir/bin/python -m pip --disable-pip-version-check -qq"; \
-	pins="$$pip freeze --all --exclude-editable --exclude pip --exclude wheel"; \
-	$$pip install --editable '.[analysis]'; \
+	$(PYTHON) -m venv "$$dir/uv"; "$$dir/uv/bin/python" -m pip -qq install uv; \
+	uv="$$dir/uv/bin/uv"; $(PYTHON) -m venv --without-pip "$$dir/env"; \
+	install="$$uv pip install --quiet --python $$dir/env/bin/python"; \
+	pins="$$uv pip freeze --quiet --python $$dir/env/bin/python --exclude-editable"; \
+	$$install --editable '.[server]'; \
 	{ echo "# What SMon runs with. Written by \`make pin\`."; \
-	  $$pins --exclude setuptools; } > requirements.txt; \
-	$$pip install --constraint requirements.txt --editable '.[dev]'; \
+	  $$pins | grep -v '^setuptools=='; } > requirements.txt; \
+	$$install --constraint requirements.txt --editable '.[dev]'; \
 	$$pins | grep -vxFf requirements.txt > "$$dir/more"; \
 	{ echo "# What SMon is developed and tested with, on top. Written by \`make pin\`."; \
 	  echo "-r requirements.txt"; cat "$$dir/more"; } > requirements-dev.txt

@@ -123,6 +123,10 @@ class Settings:
                 values[each.name] = _checked(each.name, _parsed(each.name, text))
         return cls(**values)
 
+    def to_env(self) -> dict[str, str]:
+        """The environment that makes these settings, for a process of the same server."""
+        return {variable_of(each.name): str(getattr(self, each.name)) for each in fields(self)}
+
     @property
     def database(self) -> str:
         """SQLAlchemy URL of the database."""
