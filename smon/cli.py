@@ -8,10 +8,10 @@ data is insufficient. Heavy modules are imported by the commands that need them,
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,8 +95,17 @@ def _parser() -> _Parser:
     _add_analyze(commands)
     _add_plan(commands)
     _add_synth(commands)
-    _add_demo(commands)
+    _add_service(commands)
     return parser
+
+
+#: Modules of `smon.commands`, in the order of the help.
+_SERVICE = ("demo", "serve", "worker", "import_", "db", "token", "backup", "config")
+
+
+def _add_service(commands: _SubParsersAction[_Parser]) -> None:
+    for name in _SERVICE:
+        importlib.import_module(f"smon.commands.{name}").add(commands)
 
 
 def _add_analyze(commands: _SubParsersAction[_Parser]) -> None:
@@ -228,20 +237,6 @@ def _scenario_names() -> str:
         "schedules without a fault: gpipe, 1f1b, interleaved, zero-bubble, healthy, N-small … "
         "N-1-step; with one: slow-worker, long-stage, C01 … C14 (docs/reference/cli.md)"
     )
-
-
-def _add_demo(commands: _SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser(
-        "demo",
-        help="analyse a synthetic job with a straggler",
-        description="Make the trace of a job in which one worker is slow, and analyse it.",
-    )
-    parser.add_argument(
-        "--once",
-        action="store_true",
-        help="one window and stop, as it does without this option too",
-    )
-    parser.set_defaults(run=_demo)
 
 
 def _layout(text: str) -> Layout:
@@ -425,30 +420,6 @@ def _synth(parsed: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
         print(f"{folder}: {len(made.table):,} ops, {made.job.layout}")
-    return EXIT_OK
-
-
-def _demo(_parsed: argparse.Namespace) -> int:
-    from smon.analysis import Options, analyze
-    from smon.synth.presets import scenario
-    from smon.synth.scenario import generate
-    from smon.synth.write import write_trace
-    from smon.trace.load import load
-
-    chosen = scenario("slow-worker")
-    made = generate(chosen)
-    with tempfile.TemporaryDirectory(prefix="smon-demo-") as name:
-        write_trace(made.table, made.job, Path(name))
-        trace = load([Path(name)])
-    print(
-        f"A synthetic job: {made.job.layout}, {made.job.layout.world_size} GPUs, {chosen.steps} "
-        f"steps of {chosen.microbatches} microbatches, {len(made.table):,} traced ops.\n"
-        "In one worker, forward and backward take 1.5 times as long. SMon sees the trace only.\n"
-    )
-    _print(analyze(trace.table, trace.job, Options(trace.notes, price_per_gpu_hour=2.0)))
-    print(
-        "\nTry it on your own trace: smon analyze PATH --layout tp8-dp8-pp4 (smon analyze --help)"
-    )
     return EXIT_OK
 
 

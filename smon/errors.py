@@ -103,11 +103,14 @@ class WireError(SMonError):
         Stable name of what is wrong (`smon.wire.problems.Problem`), for status code and type.
     message
         One sentence for a person: expected, found, what to do. Never holds the body.
+    retry_after_s
+        When it is worth to try again; None: not known.
     """
 
-    def __init__(self, problem: str, message: str) -> None:
+    def __init__(self, problem: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.problem = problem
+        self.retry_after_s = retry_after_s
 
 
 class StoreError(SMonError):

@@ -125,8 +125,12 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def options(parser: argparse.ArgumentParser) -> list[str]:
-    """Every option of one parser."""
-    return [option for action in parser._actions for option in action.option_strings]
+    """Every option of one parser, and of the actions below it."""
+    found = [option for action in parser._actions for option in action.option_strings]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and parser.prog != "smon":
+            found += [option for inner in action.choices.values() for option in options(inner)]
+    return list(dict.fromkeys(found))
 
 
 def shown_commands(text: str) -> list[str]:

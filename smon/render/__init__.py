@@ -1,86 +1,23 @@
-"""A report for a terminal: the verdict first, then findings, ledger, workers, fixes, quality.
+"""A report for a terminal, and the sentences of it, which the pages use too.
 
 Knows the report and nothing behind it.
 """
 
 from __future__ import annotations
 
-from rich.console import Console, Group
-from rich.text import Text
+from typing import TYPE_CHECKING
 
-from smon.render.numbers import breakdown, fixes, heat_map, ledger, quality, step_time
-from smon.render.words import headline, printable, seconds, verdict_lines
-from smon.report import Finding, JobReport
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from smon.report import JobReport
 
 __all__ = ["print_report"]
-
-_STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "bold"}
-_MAX_CANDIDATES = 8
 
 
 def print_report(report: JobReport, console: Console) -> None:
     """Print everything the report says that helps a person."""
-    console.print(_title(report))
-    console.print()
-    for line in verdict_lines(report):
-        console.print(Text(line, style="bold"))
-    if report.slowdown.paper is not None:
-        for finding in report.findings:
-            console.print()
-            console.print(_finding(report, finding))
-        console.print()
-        console.print(step_time(report))
-        if report.ledger:
-            console.print()
-            console.print(ledger(report))
-        console.print(breakdown(report, console.width))
-        console.print()
-        console.print(heat_map(report, console.width))
-        if report.fixes:
-            console.print()
-            console.print(fixes(report))
-    console.print()
-    console.print(quality(report))
+    # Late, because the API takes sentences from `smon.render.words` and does without a terminal.
+    from smon.render import terminal
 
-
-def _title(report: JobReport) -> Text:
-    job, window = report.job, report.window
-    layout = job.layout
-    sizes = [("DP", layout.dp), ("PP", layout.pp), ("TP", layout.tp), ("CP", layout.cp)]
-    parts = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("DP", "PP")]
-    steps = f"steps {window.first_step}–{window.last_step}"
-    used = f"{window.steps_used} of {window.steps} used"
-    title = Text(printable(job.job_id), style="bold")
-    title.append(f"  {' · '.join(parts)} · {job.world_size:,} GPUs · {steps}, {used}", style="dim")
-    return title
-
-
-def _finding(report: JobReport, finding: Finding) -> Group:
-    """A finding with its evidence, its candidates and what to do."""
-    head = Text(f"{finding.severity.upper()}  ", style=_STYLES.get(finding.severity, "bold"))
-    head.append(headline(report, finding), style="bold")
-    lines = [head]
-    lines.extend(Text(f"    {printable(line)}") for line in finding.evidence)
-    if finding.candidates:
-        lines.append(Text(f"    {_candidates(finding)}"))
-    if finding.victims is not None and finding.victims.wait_s is not None:
-        wait = seconds(finding.victims.wait_s)
-        lines.append(
-            Text(f"    {finding.victims.count} other workers wait, typically {wait} a step")
-        )
-    lines.append(Text(f"    confidence {finding.confidence:.0%}"))
-    lines.extend(Text(f"    → {printable(line)}") for line in finding.next)
-    return Group(*lines)
-
-
-def _candidates(finding: Finding) -> str:
-    shown = finding.candidates[:_MAX_CANDIDATES]
-    ranks = [str(one.where.rank) for one in shown if one.where.rank is not None]
-    causes = sorted({one.cause for one in shown})
-    apart = sorted({one.tell_apart for one in shown if one.tell_apart})
-    if len(causes) > 1:
-        could = f"could be {' or '.join(causes)}"
-    else:
-        more = len(finding.candidates) - len(shown)
-        could = f"one of the ranks {', '.join(ranks)}" + (f" and {more} more" if more > 0 else "")
-    return f"{could}; to tell them apart: {', '.join(apart)}" if apart else could
+    terminal.print_report(report, console)

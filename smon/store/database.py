@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from smon.errors import ConfigError, StoreError
+from smon.store.objects import make_folder
 
 #: SQLite lets one writer in at a time; the others wait for so long.
 _BUSY_S: Final = 30.0
@@ -144,7 +145,7 @@ def _engine(url: URL) -> Engine:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, folder)
     except OSError as error:
         raise ConfigError(f"cannot make the folder {folder}: {error.strerror}") from error
 

@@ -217,7 +217,9 @@ class Coverage(Base):
     """Which sequence numbers of a stream's epoch are stored: the truth about duplicates.
 
     `ranges`: ``[[first, last], …]``, both included, ascending. `pending_steps`: ``[[seq, step]]``
-    of batches beyond the first gap, whose `steps_done` counts once the gap is filled.
+    of batches beyond the first gap, whose `steps_done` counts once the gap is filled. `awaited`:
+    those of the ranges that an agent gave up because this database lacked what a server had
+    acknowledged; a server that comes back may still have them in its log.
     """
 
     __tablename__ = "coverage"
@@ -226,6 +228,7 @@ class Coverage(Base):
     epoch: Mapped[int] = mapped_column(primary_key=True)
     ranges: Mapped[list[Any]]
     pending_steps: Mapped[list[Any]]
+    awaited: Mapped[list[Any]]
     end_seq: Mapped[int | None]
 
 
@@ -235,7 +238,7 @@ class ClockSample(Base):
     __tablename__ = "clock_samples"
 
     stream_id: Mapped[str] = mapped_column(ForeignKey("streams.id"), primary_key=True)
-    at_ns: Mapped[int] = mapped_column(primary_key=True)
+    at_ns: Mapped[int] = mapped_column(primary_key=True, index=True)
     offset_ns: Mapped[int]
     error_ns: Mapped[int]
 

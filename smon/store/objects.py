@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,6 +26,12 @@ _PATH: Final = re.compile(r"(?:[A-Za-z0-9=_-][A-Za-z0-9=._-]*/)*[A-Za-z0-9=_-][A
 
 #: A file that is being written; never read, removed at start.
 PARTIAL: Final = ".partial"
+
+#: Folders that are known to be durable; then they are made durable again.
+_REMEMBERED: Final = 4096
+
+#: Sent to an object store at a time.
+_PIECE: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +57,11 @@ class Objects:
         The root cannot be used.
     """
 
-    __slots__ = ("_base", "_fs", "_local")
+    __slots__ = ("_base", "_durable", "_fs", "_local")
 
     def __init__(self, root: str) -> None:
         self._local: Path | None = None
+        self._durable: set[Path] = set()
         try:
             if "://" in root:
                 self._fs, base = pafs.FileSystem.from_uri(root)
@@ -63,8 +71,10 @@ class Objects:
             else:
                 self._local = Path(root).absolute()
                 self._fs, self._base = pafs.LocalFileSystem(), str(self._local)
+            if not self._base:
+                raise ConfigError("the root of the event files cannot be used: it names no bucket")
             if self._local is not None:
-                self._local.mkdir(parents=True, exist_ok=True)
+                make_folder(self._local, self._local)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ConfigError(f"the root of the event files cannot be used: {error}") from error
 
@@ -89,13 +99,78 @@ class Objects:
         full, data = self._full(path), memoryview(content)
         try:
             if self._local is not None:
-                _write_durably(Path(full), data)
+                self._make_folder(Path(full).parent, self._local)
+                with _written_durably(Path(full)) as file:
+                    file.write(data)
             else:
-                with self._fs.open_output_stream(full) as stream:
-                    stream.write(data)
+                self._upload(full, [data])
         except (pa.ArrowException, OSError) as error:
             raise StoreError(f"cannot write {path}: {error}") from error
         return data.nbytes
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """A file to write piece by piece; afterwards it is there completely and durably.
+
+        If anything is raised inside, it is not there. On an object store it is kept in a temporary
+        file until then.
+
+        Raises
+        ------
+        StoreError
+            It cannot be written.
+        """
+        full = self._full(path)
+        try:
+            if self._local is not None:
+                self._make_folder(Path(full).parent, self._local)
+                with _written_durably(Path(full)) as file:
+                    yield file
+            else:
+                with tempfile.TemporaryFile() as file:
+                    yield file
+                    file.seek(0)
+                    self._upload(full, iter(lambda: file.read(_PIECE), b""))
+        except (pa.ArrowException, OSError) as error:
+            raise StoreError(f"cannot write {path}: {error}") from error
+
+    def move(self, source: str, target: str) -> bool:
+        """Give a file another path, durably; whether it was there.
+
+        Raises
+        ------
+        StoreError
+            It cannot be moved.
+        """
+        old, new = self._full(source), self._full(target)
+        try:
+            if self._local is not None:
+                self._make_folder(Path(new).parent, self._local)
+                Path(old).replace(new)
+                sync_folder(Path(new).parent)
+                sync_folder(Path(old).parent)
+            elif self.size(source) is None:
+                return False
+            else:
+                self._fs.copy_file(old, new)
+                self._fs.delete_file(old)
+        except FileNotFoundError:
+            return False
+        except (pa.ArrowException, OSError) as error:
+            raise StoreError(f"cannot move {source}: {error}") from error
+        return True
+
+    def _upload(self, full: str, parts: Iterable[bytes | memoryview]) -> None:
+        try:
+            # Otherwise it compresses what has a name like .zst once more.
+            with self._fs.open_output_stream(full, compression=None) as stream:
+                for part in parts:
+                    stream.write(part)
+        except BaseException:
+            # What was sent so far becomes a file when the stream closes, whatever happened.
+            with suppress(pa.ArrowException, OSError):
+                self._fs.delete_file(full)
+            raise
 
     @contextmanager
     def open(self, path: str) -> Iterator[Any]:
@@ -175,31 +250,57 @@ class Objects:
                 path = info.path.removeprefix(self._base).lstrip("/")
                 yield StoredObject(path, info.size, info.mtime_ns or 0)
 
+    def _make_folder(self, folder: Path, top: Path) -> None:
+        """Make a folder durable once in this process, whoever had made it."""
+        if folder in self._durable and folder.is_dir():
+            return
+        make_folder(folder, top)
+        if len(self._durable) >= _REMEMBERED:
+            self._durable.clear()
+        self._durable.add(folder)
+
     def _full(self, path: str) -> str:
         if not _PATH.fullmatch(path):
             raise StoreError(f"expected a path of plain names, found {path!r}")
         return f"{self._base}/{path}"
 
 
-def _write_durably(target: Path, data: memoryview) -> None:
+@contextmanager
+def _written_durably(target: Path) -> Iterator[BinaryIO]:
     """Write aside, sync, rename, sync the folder: after a crash it is whole or not there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f"{target.name}.{uuid4().hex}{PARTIAL}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
     try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
-        try:
-            rest = data.cast("B")
-            while rest.nbytes:
-                # A full disk may write less than asked for, without an error.
-                rest = rest[os.write(descriptor, rest) :]
+        # Buffered: it goes on where a full disk writes less than asked for, and raises in the end.
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         aside.replace(target)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)
+
+
+def make_folder(folder: Path, top: Path) -> None:
+    """Make a folder, and durable the names from its own up to that of `top`.
+
+    A folder that is new is only safe once the one above it is synced; otherwise a power cut takes
+    it, with all that was synced in it.
+
+    Raises
+    ------
+    OSError
+        It cannot be made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in (folder, *folder.parents):
+        # The folder above the top may be another's, who lets nobody look into it.
+        with suppress(PermissionError):
+            sync_folder(each.parent)
+        if each == top:
+            break
 
 
 def sync_folder(folder: Path) -> None:

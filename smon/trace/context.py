@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -187,6 +187,52 @@ class Context:
         return any(len(part) > 0 for part in parts) or any(len(table) > 0 for table in tables)
 
 
+# --- several as one -------------------------------------------------------------------------
+
+
+def merge(contexts: Iterable[Context]) -> Context:
+    """The side evidence of several documents as one.
+
+    Of two names for the same thing the later one holds; what is there twice, exactly alike, counts
+    once.
+    """
+    parts = list(contexts)
+    if len(parts) == 1:
+        return parts[0]
+    return Context(
+        hosts={rank: name for part in parts for rank, name in part.hosts.items()},
+        switches={host: name for part in parts for host, name in part.switches.items()},
+        gpus={rank: name for part in parts for rank, name in part.gpus.items()},
+        microbatches=Microbatches(**_united([part.microbatches for part in parts], "microbatches")),
+        expert_tokens=ExpertTokens(
+            **_united([part.expert_tokens for part in parts], "expert_tokens")
+        ),
+        counters=Counters(**_united([part.counters for part in parts], "counters")),
+        events=tuple(dict.fromkeys(event for part in parts for event in part.events)),
+        ignored=sum(part.ignored for part in parts),
+    )
+
+
+def _united(tables: Sequence[object], name: str) -> dict[str, NDArray[Any]]:
+    """Rows of all tables in order, each of them once."""
+    columns = {
+        column: np.concatenate(
+            [np.empty(0, dtype), *(getattr(table, column) for table in tables)], dtype=dtype
+        )
+        if bounds is not None
+        else np.concatenate([_none(np.str_), *(getattr(table, column) for table in tables)])
+        for column, (dtype, bounds) in _TABLES[name].items()
+    }
+    # Stable, so of rows that are alike the first one leads.
+    order = np.lexsort(tuple(columns.values()))
+    alike = np.ones(max(len(order) - 1, 0), bool)
+    for values in columns.values():
+        alike &= values[order][1:] == values[order][:-1]
+    keep = np.ones(len(order), bool)
+    keep[order[1:][alike]] = False
+    return {column: values[keep] for column, values in columns.items()}
+
+
 # --- writing --------------------------------------------------------------------------------
 
 
@@ -263,7 +309,18 @@ def read_context(path: Path) -> Context:
     MetaError
         It cannot be read, or is malformed.
     """
-    return _Reader(path).context(_parsed(path))
+    return parse_context(_parsed(path), printable(path))
+
+
+def parse_context(document: Mapping[str, object], name: str) -> Context:
+    """The side evidence of a document that has been parsed as JSON; `name` is for messages.
+
+    Raises
+    ------
+    MetaError
+        It is malformed.
+    """
+    return _Reader(name).context(document)
 
 
 def _parsed(path: Path) -> Mapping[str, object]:
@@ -316,10 +373,10 @@ _KNOWN: Final = {"schema", "hosts", "switches", "gpus", "events", *_TABLES}
 class _Reader:
     """Checks everything: the file may come from anywhere."""
 
-    __slots__ = ("_ignored", "_path")
+    __slots__ = ("_ignored", "_name")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._ignored = 0
 
     def context(self, parsed: Mapping[str, object]) -> Context:
@@ -339,7 +396,7 @@ class _Reader:
         )
 
     def _fail(self, part: str, message: str) -> NoReturn:
-        raise MetaError(f"{printable(self._path)}: {part}: {message}")
+        raise MetaError(f"{printable(self._name)}: {part}: {message}")
 
     def _mapping(self, parsed: Mapping[str, object], part: str) -> Mapping[str, object]:
         mapping = parsed.get(part, {})

@@ -1,0 +1,178 @@
+"""What has come of each stream: marks, batches in flight, digests of late.
+
+Flow: `smon.ingest.service` asks **here** whether a batch is new. One copy per process, made from
+the database and the log, and only ever behind the truth: a batch that another server has stored is
+taken once more, and `smon.store.commit` drops it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from smon.store.commit import Key
+from smon.store.streams import StreamInfo
+
+#: Holes in the numbers of a stream that are remembered: agents send a few ahead.
+MAX_AHEAD: Final = 4096
+
+#: Streams that are remembered; of others the database is asked again.
+MAX_STREAMS: Final = 65_536
+
+#: Digests that are remembered, of all streams together: 60 MB. At 125 batches a second, the last
+#: half hour; a conflict is found later only by its numbers.
+MAX_DIGESTS: Final = 1 << 18
+
+
+class Ranges:
+    """A set of sequence numbers as ascending, disjoint stretches."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> None:
+        """Add all numbers from first to last."""
+        # Stretches from `low` up to `high` touch the new one and become part of it.
+        low = bisect_right(self._firsts, first)
+        if low and self._lasts[low - 1] >= first - 1:
+            low -= 1
+        high = bisect_right(self._firsts, last + 1)
+        if low < high:
+            first = min(first, self._firsts[low])
+            last = max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+
+    def missing(self, first: int, last: int) -> int | None:
+        """The first number from first to last that is not in the set; None if all are."""
+        at = bisect_right(self._firsts, first) - 1
+        if at < 0 or self._lasts[at] < first:
+            return first
+        return self._lasts[at] + 1 if self._lasts[at] < last else None
+
+    @property
+    def next_seq(self) -> int:
+        """The first number from 0 that is not in the set."""
+        return self._lasts[0] + 1 if self._firsts and self._firsts[0] == 0 else 0
+
+    @property
+    def holes(self) -> int:
+        """Stretches of missing numbers below the largest one in the set."""
+        return len(self._firsts) - bool(self.next_seq)
+
+
+@dataclass(slots=True)
+class StreamState:
+    """What is known of a stream.
+
+    Attributes
+    ----------
+    asked_ns
+        When the database was asked last.
+    """
+
+    info: StreamInfo
+    asked_ns: int
+    epochs: dict[int, Ranges] = field(default_factory=dict)
+
+    def update(self, info: StreamInfo, now_ns: int) -> None:
+        """Take over what the database says; what is known besides stays."""
+        self.info, self.asked_ns = info, now_ns
+        for epoch, ranges in info.covered.items():
+            self.add_all(epoch, ranges)
+
+    def add_all(self, epoch: int, ranges: Iterable[Sequence[int]]) -> None:
+        """Add stretches of an epoch."""
+        mine = self.ranges(epoch)
+        for first, last in ranges:
+            mine.add(first, last)
+
+    def ranges(self, epoch: int) -> Ranges:
+        """Sequence numbers of an epoch that are durable here or stored."""
+        return self.epochs.setdefault(epoch, Ranges())
+
+
+class StreamTable:
+    """The streams that this process has met lately."""
+
+    __slots__ = ("_capacity", "_states")
+
+    def __init__(self, capacity: int = MAX_STREAMS) -> None:
+        self._capacity = capacity
+        self._states: OrderedDict[tuple[str, str], StreamState] = OrderedDict()
+
+    def get(self, tenant_id: str, stream_id: str) -> StreamState | None:
+        """A stream of this tenant; None if it is not known here."""
+        state = self._states.get((tenant_id, stream_id))
+        if state is not None:
+            self._states.move_to_end((tenant_id, stream_id))
+        return state
+
+    def adopt(
+        self, info: StreamInfo, logged: Iterable[tuple[int, int, int]], now_ns: int
+    ) -> StreamState:
+        """Take over what the database says of a stream.
+
+        Parameters
+        ----------
+        logged
+            (epoch, first, last) of its batches in the log, taken **before** the database was asked.
+        """
+        place = (info.tenant_id, info.id)
+        state = self._states.get(place)
+        if state is None:
+            state = self._states[place] = StreamState(info, now_ns)
+        state.update(info, now_ns)
+        for epoch, first, last in logged:
+            state.ranges(epoch).add(first, last)
+        self._states.move_to_end(place)
+        while len(self._states) > self._capacity:
+            self._states.popitem(last=False)
+        return state
+
+    def forget(self, stream_id: str) -> None:
+        """Ask the database again when the stream comes next."""
+        for place in [place for place in self._states if place[1] == stream_id]:
+            del self._states[place]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
+class Digests:
+    """Digests of the batches that came last."""
+
+    __slots__ = ("_capacity", "_digests")
+
+    def __init__(self, capacity: int = MAX_DIGESTS) -> None:
+        self._capacity = capacity
+        self._digests: OrderedDict[Key, bytes] = OrderedDict()
+
+    def get(self, key: Key) -> str | None:
+        """Digest of a batch, hexadecimal; None if it is not remembered."""
+        digest = self._digests.get(key)
+        return None if digest is None else digest.hex()
+
+    def put(self, key: Key, digest: str) -> None:
+        """Remember the digest of a batch; the oldest is forgotten."""
+        self._digests[key] = bytes.fromhex(digest)
+        if len(self._digests) > self._capacity:
+            self._digests.popitem(last=False)
+
+
+class Deduplication:
+    """Decides whether a batch is new here. A seam: the tests of the tests switch it off."""
+
+    __slots__ = ()
+
+    def missing(self, state: StreamState, epoch: int, first: int, last: int) -> int | None:
+        """The first of these sequence numbers that has not come; None: it is a duplicate."""
+        return state.ranges(epoch).missing(first, last)

@@ -1,0 +1,91 @@
+"""Every worker in every step: slowdown, computing, waiting; one Parquet file for each window.
+
+Flow: `smon.analysis.Study` → **here** → an object beside the report, for the heat maps of a page.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from smon.analysis import Study
+from smon.ops import STREAM_COMPUTE
+from smon.simulate.window import Window
+
+Floats = NDArray[np.float64]
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("dp", pa.int32(), nullable=False),
+        pa.field("stage", pa.int32(), nullable=False),
+        pa.field("slowdown", pa.float32()),
+        pa.field("compute_s", pa.float32()),
+        pa.field("wait_s", pa.float32()),
+    ]
+)
+
+#: A reader of one step reads one row group: some 50,000 rows, and never less than a step.
+_GROUP_ROWS: Final = 50_000
+
+
+def workers_file(studied: Study) -> pa.Buffer:
+    """The file, sorted by step, DP rank and stage; null where a worker is absent from a step.
+
+    ``slowdown`` is the exact S_w of the step: with only this worker as recorded and all else ideal,
+    over all ideal. ``compute_s`` is the time of its forwards and backwards, ``wait_s`` the time
+    that its communication waits for peers; both run side by side and do not add up.
+    """
+    window, times = studied.prepared.window, studied.times
+    compute, wait = compute_and_wait(window)
+    shape = (len(window.steps), window.dp_ranks, window.stages)
+    step, dp, stage = (index.ravel() for index in np.indices(shape))
+    columns = [
+        pa.array(window.steps[step]),
+        pa.array(dp.astype(np.int32)),
+        pa.array(stage.astype(np.int32)),
+        _floats(times.by_worker / times.ideal),
+        _floats(compute / 1e9),
+        _floats(wait / 1e9),
+    ]
+    sink = pa.BufferOutputStream()
+    per_step = window.dp_ranks * window.stages
+    pq.write_table(
+        pa.Table.from_arrays(columns, schema=SCHEMA),
+        sink,
+        compression="zstd",
+        row_group_size=max(_GROUP_ROWS // per_step, 1) * per_step,
+    )
+    return sink.getvalue()
+
+
+def _floats(values: Floats) -> pa.Array:
+    """(dp_ranks, stages, steps) as a column in the order of rows."""
+    flat = np.moveaxis(values, 2, 0).astype(np.float32).ravel()
+    return pa.array(flat, mask=~np.isfinite(flat))
+
+
+def compute_and_wait(window: Window) -> tuple[Floats, Floats]:
+    """(dp_ranks, stages, steps) ns that each worker computes, and that it waits for peers.
+
+    NaN where it is absent.
+    """
+    shape = (window.dp_ranks, window.stages, len(window.steps))
+    compute, wait = np.full(shape, np.nan), np.full(shape, np.nan)
+    for part in window.parts:
+        structure = part.graph.structure
+        computes = np.flatnonzero(np.isin(structure.optype, [int(op) for op in STREAM_COMPUTE]))
+        grouped = np.flatnonzero(part.graph.group >= 0)
+        waits = part.end[grouped] - part.start[grouped] - part.work[grouped]
+        for total, ops, values in (
+            (compute, computes, part.work[computes]),
+            (wait, grouped, np.maximum(waits, 0.0)),
+        ):
+            by_stage = np.zeros((window.stages, part.lanes))
+            np.add.at(by_stage, structure.stage[ops], values)
+            total[part.dp, :, part.step] = by_stage.T
+    return compute, wait

@@ -1,0 +1,66 @@
+"""The harness finds bugs: with each of these planted, it reports loss or doubles; without, none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import Plan, run
+from tests.faults.planted_server import PLANTS
+from tests.faults.producers import Load
+
+pytestmark = pytest.mark.slow
+
+#: Every kill is a power cut; spools and log forget as soon as they may.
+SERVER = Plan(
+    load=Load(hosts=2, pause_s=0.05, segment_bytes=1),
+    agent_kills=5,
+    server_kills=5,
+    power_cut=True,
+    cut_ratio=0.05,
+    settings={"wal_segment_bytes": 4096},
+    drain_s=30.0,
+)
+
+#: Agents wait with a batch that has not been delivered most of the time, and are killed then.
+AGENT = Plan(
+    load=Load(hosts=2, pause_s=0.2, segment_bytes=1),
+    agent_kills=12,
+    agent_pause_s=0.2,
+    cut_ratio=0.4,
+    agent_settings={"retry_min_s": 0.3},
+    drain_s=30.0,
+)
+
+FORGETFUL = "tests.faults.planted_agent"
+
+
+@pytest.mark.parametrize("plan", [SERVER, AGENT], ids=["server", "agent"])
+def test_without_a_bug_nothing_is_reported(tmp_path: Path, plan: Plan) -> None:
+    """The plans that find the bugs find nothing where there is none."""
+    figures = run(plan, tmp_path)
+    assert figures.good, figures
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_bug_of_the_server_is_found(tmp_path: Path, plant: str) -> None:
+    """Loss where durability is pretended, doubles where nobody looks for them."""
+    figures = run(replace(SERVER, plant=plant), tmp_path)
+    verdict = figures.verdict
+    assert verdict is not None
+    assert not figures.good
+    if plant == "no-deduplication":
+        assert verdict.doubled
+    else:
+        assert verdict.lost
+
+
+def test_a_bug_of_the_agent_is_found(tmp_path: Path) -> None:
+    """An agent that forgets a batch before the server has it loses events when it is killed."""
+    figures = run(replace(AGENT, agent_module=FORGETFUL), tmp_path)
+    verdict = figures.verdict
+    assert verdict is not None
+    assert verdict.lost
+    assert figures.gaps
