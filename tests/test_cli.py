@@ -259,10 +259,12 @@ def test_synth_says_where_it_cannot_write(
     assert "cannot write" in one_line(capsys)
 
 
-def test_demo_names_the_slow_worker(capsys: pytest.CaptureFixture[str]) -> None:
-    """The demo ends with the answer that it set out to find."""
-    assert main(["demo", "--once"]) == EXIT_OK
-    assert "rank 168 (DP rank 5, stage 2)" in capsys.readouterr().out
+@pytest.mark.slow
+def test_demo_names_the_slow_worker(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The demo ends with the answer that it set out to find, and names the host."""
+    assert main(["demo", "--once", "--port", "0", "--data-dir", str(tmp_path)]) == EXIT_OK
+    out = capsys.readouterr().out
+    assert "rank 168 (DP rank 5, stage 2, gpu-node-2): slow GPU" in out
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -150,7 +150,7 @@ def examples(text: str) -> list[tuple[str, str]]:
 
 def parses(line: str) -> bool:
     """Whether the parser accepts a command line."""
-    words = shlex.split(line.partition(" > ")[0])
+    words = shlex.split(line.partition(" > ")[0].removesuffix(" &"))
     try:
         _parser().parse_args(words[1:])
     except SystemExit as stop:

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from smon.api.access import Gate, gate_for
 from smon.api.app import create_app
 from smon.api.child import PARENT_VARIABLE, ChildProcess, worker_command
+from smon.api.ingest import FastLane
 from smon.api.ops import OpsServer
 from smon.api.protocol import bounded_protocol
 from smon.config import Settings
@@ -155,7 +156,7 @@ class Server:
     def _serve(self) -> None:
         app = create_app(self._settings, self._database, self._objects, self._ingest, self._gate)
         config = uvicorn.Config(
-            app,
+            FastLane(app, self._ingest, self._gate),
             http=bounded_protocol(self._settings, self._registry),
             loop="uvloop",
             ws="none",

@@ -455,3 +455,13 @@ def live_update(session: Session, follow: Follow, values: Mapping[str, Any]) -> 
         raise FencedError(
             f"attempt {follow.attempt_id}: another worker follows it now, so nothing is written"
         )
+
+
+def hosts_of(session: Session, attempt_id: str) -> dict[int, str]:
+    """Host of each global rank, as the streams of an attempt say; the latest stream counts."""
+    rows = session.execute(
+        select(Stream.ranks, Stream.host)
+        .where(Stream.attempt_id == attempt_id, Stream.host != "")
+        .order_by(Stream.created_ns)
+    )
+    return {int(rank): host for ranks, host in rows for rank in ranks}

@@ -8,7 +8,7 @@ cost of a step does not grow with the age of the job (``docs/reference/windows.m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -27,7 +27,14 @@ from smon.trace.context import Context
 from smon.trace.table import OpTable
 from smon.worker import life
 from smon.worker.leases import Leases
-from smon.worker.material import HISTORY_WINDOWS, complete, history_from, job_of, starts_of
+from smon.worker.material import (
+    HISTORY_WINDOWS,
+    complete,
+    history_from,
+    job_of,
+    starts_of,
+    with_hosts,
+)
 from smon.worker.service import Service
 from smon.worker.trailing import Trailing, plan_reading, read_new
 
@@ -60,6 +67,8 @@ class _Followed:
         Of the last analysis.
     history
         What is usual for the job, as of the window `history_of`.
+    hosts
+        Host of each rank, as its stream says.
     """
 
     fence: int
@@ -67,6 +76,7 @@ class _Followed:
     memory: life.Memory = field(default_factory=life.Memory)
     history: History | None = None
     history_of: int = -1
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +178,7 @@ class Live:
             plan = plan_reading(session, followed.trailing, attempt, service.settings)
             first = table.first_step_seen(session, attempt.id)
             self._refresh_history(followed, attempt, session=session)
+            followed.hosts = table.hosts_of(session, attempt.id)
         before = followed.trailing.rows_read
         changed = read_new(service.objects, followed.trailing, plan, service.settings)
         service.metrics.rows.inc(followed.trailing.rows_read - before)
@@ -213,7 +224,8 @@ class Live:
     def _analyse(
         self, followed: _Followed, attempt: AttemptInfo, scope: _Scope, check: Check
     ) -> _Made:
-        numbers, context = followed.trailing.numbers(), followed.trailing.context()
+        numbers = followed.trailing.numbers()
+        context = with_hosts(followed.trailing.context(), followed.hosts)
         ops = followed.trailing.table() if numbers else None
         options = Options(
             notes=attempt.notes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from smon.diagnose.history import Earlier, History, earlier_of, history_of
 from smon.errors import ConfigError, NothingUsableError, StoreError
 from smon.store.results import unpacked
 from smon.store.windows import AttemptInfo
+from smon.trace.context import Context
 from smon.trace.load import fitted
 from smon.trace.meta import Job
 from smon.trace.table import OpTable
@@ -70,6 +71,11 @@ def notes_of_rows(dropped: Iterable[tuple[str, int]]) -> list[str]:
         for reason, count in dropped
         if count
     ]
+
+
+def with_hosts(context: Context, hosts: Mapping[int, str]) -> Context:
+    """Side evidence with the hosts that the streams name; what it says itself goes before."""
+    return replace(context, hosts={**hosts, **context.hosts}) if hosts else context
 
 
 def history_from(reports: Sequence[bytes], job: str) -> History | None:

@@ -32,7 +32,14 @@ from smon.store.work import Claim
 from smon.trace.context import Context
 from smon.trace.table import OpTable
 from smon.worker.life import seen_in
-from smon.worker.material import HISTORY_WINDOWS, complete, history_from, job_of, starts_of
+from smon.worker.material import (
+    HISTORY_WINDOWS,
+    complete,
+    history_from,
+    job_of,
+    starts_of,
+    with_hosts,
+)
 from smon.worker.matrix import workers_file
 from smon.worker.service import Service
 
@@ -55,6 +62,7 @@ class Material:
     ops: tuple[FileInfo, ...]
     context: tuple[FileInfo, ...]
     earlier: tuple[bytes, ...]
+    hosts: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +136,9 @@ def gather(service: Service, window_id: str) -> Material:
         own = table.files_of(session, window_id, CONTEXT)
         shared = table.files_of_attempt(session, attempt.id, CONTEXT)
         ops = tuple(table.files_of(session, window_id, OPS))
-        return Material(attempt, window, ops, (*shared, *own), tuple(earlier))
+        # Only of a running job: whoever sends a recorded trace need not be where it was made.
+        hosts = table.hosts_of(session, attempt.id) if live else {}
+        return Material(attempt, window, ops, (*shared, *own), tuple(earlier), hosts)
 
 
 def load_window(service: Service, material: Material) -> tuple[OpTable, tuple[str, ...], Context]:
@@ -151,7 +161,7 @@ def load_window(service: Service, material: Material) -> tuple[OpTable, tuple[st
     service.metrics.rows.inc(len(ops))
     whole, notes = complete(ops, material.attempt)
     context = read_context(service.objects, [file.path for file in material.context])
-    return whole, (*notes, *more), context
+    return whole, (*notes, *more), with_hosts(context, material.hosts)
 
 
 def _read(service: Service, material: Material) -> tuple[OpTable, list[str]]:
