@@ -363,7 +363,7 @@ def _report(
         verdict = verdict_of(link, job_id, parsed.wait) if job_id else None
         if verdict is None:
             raise ConfigError(f"no window was analysed within {parsed.wait:g} s: look later")
-        print(f"verdict {verdict}")
+        print(verdict)
     return EXIT_USAGE if sent.dropped else EXIT_OK
 
 

@@ -123,14 +123,27 @@ def job_id_of(link: Link, job: str) -> str | None:
 def verdict_of(
     link: Link, job_id: str, timeout_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> str | None:
-    """The verdict on a job, once one of its windows is analysed; None: not within that time."""
+    """The verdict on a job, once one of its windows is analysed; None: not within that time.
+
+    In sentences, a line each, where the server has them; else in one word.
+    """
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         for window in _items(link, f"{API}/jobs/{quote(job_id, safe='')}/windows"):
             if window.get("state") in _FINAL:
-                return str(window.get("verdict") or window["state"])
+                return _sentences(link, job_id, window)
         sleep(_VERDICT_POLL_S)
     return None
+
+
+def _sentences(link: Link, job_id: str, window: Mapping[str, Any]) -> str:
+    if window.get("verdict") is None:
+        return f"{window['state']}: {window.get('reason') or 'no reason is known'}"
+    response = link.get(f"{API}/jobs/{quote(job_id, safe='')}")
+    lines = response.document().get("lines") if response.status == _OK else None
+    if not isinstance(lines, list) or not lines:
+        return str(window["verdict"])
+    return "\n".join(map(str, lines))
 
 
 def _items(link: Link, path: str) -> list[dict[str, Any]]:
