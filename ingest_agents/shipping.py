@@ -260,12 +260,15 @@ class Shipper:
         self.pace.succeeded()
         # Another process of the server may have what comes before; if not, a hello will tell.
         self.lagging = next_seq < wire
-        if next_seq > wire and self.numbering.local(next_seq) <= self._tail()[0]:
-            wire = next_seq
+        ended = message.kind is BatchKind.END
+        if next_seq > wire:
+            end, closed = self._tail()
+            if (local := self.numbering.local(next_seq)) <= end:
+                wire, ended = next_seq, closed and local == end
         self._advance(wire)
         if not self.lagging:
             self._hole = None
-        self.ended = message.kind is BatchKind.END and self._hole is None
+        self.ended = ended and self._hole is None
 
     def _advance(self, wire: int) -> None:
         self._wire = wire

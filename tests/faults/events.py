@@ -42,19 +42,23 @@ def duration_ns(keys: Keys) -> Keys:
 
 def start_ns(keys: Keys, begin_ns: int) -> Keys:
     """The start that an event must have: by step, and within it by number."""
-    number, step = keys & ((1 << _NUMBER_BITS) - 1), (keys >> _NUMBER_BITS) & ((1 << 20) - 1)
-    return begin_ns + step * 10_000_000 + number * 500
+    number: Keys = keys & ((1 << _NUMBER_BITS) - 1)
+    step: Keys = (keys >> _NUMBER_BITS) & ((1 << _STEP_BITS) - 1)
+    starts: Keys = begin_ns + step * 10_000_000 + number * 500
+    return starts
 
 
 def keys_of(rank: int, step: int, count: int) -> Keys:
     """Identities of the first `count` events of a step on a rank."""
-    return (rank << _RANK_AT) + (step << _NUMBER_BITS) + np.arange(count, dtype=np.int64)
+    keys: Keys = (rank << _RANK_AT) + (step << _NUMBER_BITS) + np.arange(count, dtype=np.int64)
+    return keys
 
 
 def key_of_columns(rank: Keys, step: Keys, label: Keys, seq: Keys) -> Keys:
     """Identities of stored events; `label` is a place in `LABELS`."""
     number = seq * len(LABELS) + label
-    return (rank << _RANK_AT) + (step << _NUMBER_BITS) + number
+    keys: Keys = (rank << _RANK_AT) + (step << _NUMBER_BITS) + number
+    return keys
 
 
 def rows_of(rank: int, step: int, count: int, begin_ns: int) -> list[OpRow]:

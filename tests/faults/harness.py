@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 import tempfile
@@ -51,8 +52,9 @@ class Plan:
         Besides the usual ones.
     plant, agent_module
         Bug of the server, and what is run as agent.
-    drain_s
-        How long everything may take to come to rest afterwards.
+    drain_s, quiet_s
+        How long everything may take to come to rest afterwards, and after how long without news it
+        is taken to be at rest although spools are not empty, as with a bug.
     """
 
     load: Load = field(default_factory=Load)
@@ -72,6 +74,7 @@ class Plan:
     agent_module: str = "ingest_agents.cli"
     warm: bool = True
     drain_s: float = 60.0
+    quiet_s: float = math.inf
     seed: int = 0
 
 
@@ -142,15 +145,14 @@ class Run:
             settings["database_url"] = database.new(f"run_{plan.seed}")
         self.server = FaultServer(
             folder / "server",
+            {**plan.settings, **settings},
             role=plan.role,
             plant=plan.plant,
             power_cut=plan.power_cut,
             warm=plan.warm,
-            seed=plan.seed,
-            **{**plan.settings, **settings},
         )
         self.proxy = Proxy([self.server.port], cut_ratio=plan.cut_ratio, seed=plan.seed)
-        self._chance = random.Random(plan.seed)
+        self._chance = random.Random(plan.seed)  # noqa: S311  # no secret
         self._failures: list[BaseException] = []
         spools = [folder / f"spool-{number}" for number in range(plan.load.hosts)]
         self.producers = [
@@ -161,8 +163,8 @@ class Run:
                 self.proxy.url,
                 spool,
                 f"host-{number}",
+                plan.agent_settings,
                 module=plan.agent_module,
-                **plan.agent_settings,
             )
             for number, spool in enumerate(spools)
         ]
@@ -191,8 +193,10 @@ class Run:
 
     def _load(self) -> None:
         self.server.start()
-        for each in (*self.agents, *self.producers):
-            each.start()
+        for agent in self.agents:
+            agent.start()
+        for producer in self.producers:
+            producer.start()
         plan = self.plan
         tasks = [
             (plan.agent_kills, self._kill_agent),
@@ -268,11 +272,17 @@ class Run:
     def _drain(self) -> bool:
         """Wait until everything is stored; whether it is."""
         self._wait_for_server()
-        end = time.monotonic() + self.plan.drain_s
-        while time.monotonic() < end:
-            if not any(unsent(agent.spool) for agent in self.agents):
-                if not self.server.wal_records:
-                    return True
+        began = since = time.monotonic()
+        before = (-1, -1)
+        while (now := time.monotonic()) - began < self.plan.drain_s:
+            news = len(self.proxy.counts.acknowledged), self.server.wal_records
+            if news != before:
+                before, since = news, now
+            if now - since > self.plan.quiet_s:
+                break
+            empty = not any(unsent(agent.spool) for agent in self.agents)
+            if empty and not news[1]:
+                return True
             time.sleep(_POLL_S)
         return False
 

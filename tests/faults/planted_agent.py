@@ -7,6 +7,7 @@ sending and the answer has nothing left to send again.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import ingest_agents.agent
 from ingest_agents.cli import main
@@ -30,5 +31,6 @@ class EagerShipper(Shipper):
 
 
 if __name__ == "__main__":
-    ingest_agents.agent.Shipper = EagerShipper  # type: ignore[misc]  # a bug is planted
+    agent: Any = ingest_agents.agent
+    agent.Shipper = EagerShipper
     sys.exit(main())

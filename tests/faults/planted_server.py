@@ -1,7 +1,7 @@
 """A server with a bug planted in it, and with notes of its syncs: both if the environment asks.
 
-``FAULTS_PLANT`` names the bug (`PLANTS`), ``FAULTS_SYNCED`` the file of notes and the data folder that
-a power cut concerns (`tests.faults.synced`). Otherwise it is `smon.cli`.
+``FAULTS_PLANT`` names the bug (`PLANTS`), ``FAULTS_SYNCED`` the file of notes and the data folder
+that a power cut concerns (`tests.faults.synced`). Otherwise it is `smon.cli`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -59,7 +58,8 @@ class _Forgetful(Deduplication):
 def no_deduplication() -> None:
     """A batch that comes again is taken again, by the service and by the commit."""
     _with(Parts(deduplication=_Forgetful()))
-    smon.store.commit.covers = _never  # type: ignore[assignment]  # a bug is planted
+    commit: Any = smon.store.commit
+    commit.covers = _never
 
 
 def _never(_ranges: object, _seq: int) -> bool:
@@ -93,12 +93,13 @@ class _Hasty(Drain):
 
 def forget_before_commit() -> None:
     """The drain removes segments of the log before their batches are stored."""
-    smon.ingest.service.Drain = _Hasty  # type: ignore[misc]  # a bug is planted
+    service: Any = smon.ingest.service
+    service.Drain = _Hasty
 
 
 def _with(parts: Parts) -> None:
-    service: Any = partial(IngestService, parts=replace(parts))
-    smon.api.serve.IngestService = service
+    serve: Any = smon.api.serve
+    serve.IngestService = partial(IngestService, parts=parts)
 
 
 PLANTS: Final[dict[str, Callable[[], None]]] = {

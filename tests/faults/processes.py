@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.faults import planted_server, synced
 from tests.faults.forge import ROOT, Forked, forge
@@ -31,6 +31,8 @@ class FaultServer(ServerProcess):
 
     Parameters
     ----------
+    settings
+        SMON_ variables, without the prefix, in lower case.
     plant
         Name of a bug (`tests.faults.planted_server.PLANTS`); empty: none.
     power_cut
@@ -39,30 +41,22 @@ class FaultServer(ServerProcess):
         Whether imports are saved (`tests.faults.forge`).
     """
 
-    def __init__(  # noqa: PLR0913  # a server under test has many sides
+    def __init__(
         self,
         folder: Path,
+        settings: Mapping[str, object] | None = None,
         *,
         role: str = "api",
         plant: str = "",
         power_cut: bool = False,
         warm: bool = True,
-        seed: int = 0,
-        **settings: object,
     ) -> None:
         special = bool(plant) or power_cut
         module = "tests.faults.planted_server" if special else "smon.cli"
-        super().__init__(folder, role=role, module=module, **{**QUICK, **settings})
+        super().__init__(folder, role=role, module=module, **{**QUICK, **(settings or {})})
         self.plant, self.power_cut, self.warm = plant, power_cut, warm
         self.cut = Cut()
-        self._chance = random.Random(seed)
-
-    @classmethod
-    def with_settings(cls, folder: Path, settings: Mapping[str, object]) -> FaultServer:
-        """A server with these settings, given as a map."""
-        made = cls(folder)
-        made.settings.update(settings)
-        return made
+        self._chance = random.Random(0)  # noqa: S311  # no secret
 
     @property
     def data(self) -> Path:
@@ -132,10 +126,10 @@ class AgentProcess:
         server: str,
         spool: Path,
         host: str,
+        settings: Mapping[str, object] | None = None,
         *,
         module: str = "ingest_agents.cli",
         log_folder: Path | None = None,
-        **settings: object,
     ) -> None:
         self.spool = spool
         self.module = module
@@ -149,7 +143,7 @@ class AgentProcess:
             "retry_max_s": 0.3,
             "timeout_s": 10.0,
             "stop_s": 5.0,
-            **settings,
+            **(settings or {}),
         }
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -178,8 +172,9 @@ class AgentProcess:
         self.process = None
         return code
 
-    def __enter__(self) -> AgentProcess:
-        return self.start()
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def __exit__(self, *_error: object) -> None:
         self.kill()

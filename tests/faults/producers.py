@@ -49,7 +49,7 @@ class Producer(threading.Thread):
         self.spool = spool
         self.refused = 0
         self._load, self._appended = load, appended
-        self._chance = random.Random(number)
+        self._chance = random.Random(number)  # noqa: S311  # no secret
         self._stopping = threading.Event()
         self._step = 0
         limits = SpoolLimits(load.segment_bytes, 60.0, 1 << 30)

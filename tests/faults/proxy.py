@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Self
 
 #: (stream, epoch, seq) of a batch.
 Batch = tuple[str, int, int]
@@ -81,7 +81,7 @@ class Proxy:
         self.cut_ratio = cut_ratio
         self.ports = list(ports)
         self._turn = count()
-        self._chance = random.Random(seed)
+        self._chance = random.Random(seed)  # noqa: S311  # no secret
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -107,7 +107,7 @@ class Proxy:
                 client.shutdown(socket.SHUT_RDWR)
             thread.join()
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
+from typing import Self
 
 from tests.faults.events import Appended, Stored, Verdict, compare
 from tests.faults.outside import read_stored
@@ -70,7 +71,7 @@ class Site:
         """The only one, or the first."""
         return self.servers[0]
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:
@@ -83,8 +84,10 @@ class Site:
             server.start(wait=False)
         for server in self.servers:
             server.wait_ready()
-        for each in (*self.agents, *self.producers):
-            each.start()
+        for agent in self.agents:
+            agent.start()
+        for producer in self.producers:
+            producer.start()
         self.wait_for_batches()
 
     def __exit__(self, *_error: object) -> None:

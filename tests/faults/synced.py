@@ -69,11 +69,11 @@ def record(path: Path, data: Path) -> None:
 
     def synced(original: Callable[[int], None]) -> Callable[[int], None]:
         def sync(descriptor: int) -> None:
-            name = os.readlink(f"/proc/self/fd/{descriptor}")
+            name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
             status = os.fstat(descriptor)
             if not below(name):
                 original(descriptor)
-            elif os.path.isdir(name):
+            elif Path(name).is_dir():
                 inodes = _inodes(Path(name))
                 original(descriptor)
                 notes.note("folder", name, inodes)
@@ -94,13 +94,14 @@ def record(path: Path, data: Path) -> None:
         return descriptor
 
     def unlinked(name: Any, *more: Any, **named: Any) -> None:  # noqa: ANN401  # as os.unlink
-        text = os.path.abspath(name)
-        if below(text) and text.endswith(".wal") and os.path.exists(text):
-            notes.note("removed", text, notes.kept(Path(text)))
+        path = Path(name).absolute()
+        if below(str(path)) and path.suffix == ".wal" and path.exists():
+            notes.note("removed", str(path), notes.kept(path))
         original_unlink(name, *more, **named)
 
-    os.fsync, os.fdatasync = synced(os.fsync), synced(os.fdatasync)
-    os.open, os.unlink = opened, unlinked
+    system: Any = os
+    system.fsync, system.fdatasync = synced(os.fsync), synced(os.fdatasync)
+    system.open, system.unlink = opened, unlinked
 
 
 def _inodes(folder: Path) -> dict[str, int]:
@@ -139,7 +140,7 @@ class _Safe:
                 self.sizes[values[0]] = values[1]
             elif kind == "folder":
                 self.names[values[0]] = values[1]
-                inside = [name for name in self.removed if os.path.dirname(name) == values[0]]
+                inside = [name for name in self.removed if str(Path(name).parent) == values[0]]
                 for name in inside:
                     del self.removed[name]
             else:
@@ -163,7 +164,7 @@ def cut_power(path: Path, data: Path, chance: random.Random) -> Cut:
         safe.take(path.read_bytes().splitlines())
     _cut_folder(data, safe, cut, FOLDERS)
     for name, shadow in safe.removed.items():
-        there = os.path.isdir(os.path.dirname(name)) and not os.path.exists(name)
+        there = Path(name).parent.is_dir() and not Path(name).exists()
         if there and chance.random() < _RETURNS:
             os.link(shadow, name)
             cut.returned += 1
@@ -194,12 +195,11 @@ def _cut_folder(folder: Path, safe: _Safe, cut: Cut, only: Collection[str] = ())
 def _begin_anew(path: Path, data: Path) -> None:
     path.unlink(missing_ok=True)
     notes = Notes(path)
-    for folder, folders, files in os.walk(data):
-        if folder == str(data):
-            folders[:] = [name for name in folders if name in FOLDERS]
-            files = []
-        notes.note("folder", folder, _inodes(Path(folder)))
-        for name in files:
-            status = os.stat(os.path.join(folder, name))
-            notes.note("file", status.st_ino, status.st_size)
+    notes.note("folder", str(data), _inodes(data))
+    for top in FOLDERS:
+        for each in (data / top, *(data / top).rglob("*")):
+            if each.is_dir():
+                notes.note("folder", str(each), _inodes(each))
+            elif each.exists():
+                notes.note("file", each.stat().st_ino, each.stat().st_size)
     notes.close()

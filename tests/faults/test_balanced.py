@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,8 +47,8 @@ def test_batches_in_the_log_of_a_dead_server_are_waited_for(
     settings = {"database_url": url, "trace_url": tmp_path / "objects"}
     quick = {**settings, "heartbeat_interval_s": 0.3}
     # It acknowledges, and stores nothing as long as it lives.
-    first = FaultServer.with_settings(tmp_path / "first", {**quick, "drain_interval_s": 3600})
-    second = FaultServer.with_settings(tmp_path / "second", quick)
+    first = FaultServer(tmp_path / "first", {**quick, "drain_interval_s": 3600})
+    second = FaultServer(tmp_path / "second", quick)
     with Site(tmp_path, [first, second], load=LOAD, url=url) as site:
         site.wait_for_batches(40)
         first.kill()
@@ -58,6 +60,37 @@ def test_batches_in_the_log_of_a_dead_server_are_waited_for(
         ends = "SELECT count(*) FROM streams WHERE ended"
         wait_until(lambda: number(url, ends) == 2 * LOAD.hosts, "streams that have ended")
         assert not site.proxy.counts.gaps
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_kills_of_two_servers_in_turn_lose_and_double_nothing(
+    tmp_path: Path, database: Postgres
+) -> None:
+    """Two servers behind a balancer lose power at random, agents are killed: all stored once."""
+    url, chance = database.new("turns"), random.Random(5)  # noqa: S311  # no secret
+    settings = {
+        "database_url": url,
+        "trace_url": tmp_path / "objects",
+        "heartbeat_interval_s": 0.3,
+    }
+    servers = [FaultServer(tmp_path / name, settings, power_cut=True) for name in ("a", "b")]
+    with Site(tmp_path, servers, load=LOAD, url=url) as site:
+        site.proxy.cut_ratio = 0.02
+        for _ in range(8):
+            site.wait_for_batches(5)
+            time.sleep(chance.random() * 0.2)
+            server, agent = chance.choice(servers), chance.choice(site.agents)
+            server.kill()
+            agent.kill()
+            agent.start()
+            site.wait_for_batches(5)
+            server.start(wait=False)
+        for server in servers:
+            server.wait_ready()
+        assert site.finish() == NOTHING_WRONG
+        assert not site.proxy.counts.gaps
+        assert site.proxy.counts.answers["duplicate"]
 
 
 def test_a_batch_that_its_server_stores_late_counts_although_it_was_given_up(

@@ -30,9 +30,11 @@ def test_a_full_log_refuses_and_says_so_and_goes_on_when_there_is_room(
     disk = small_disk(4 * MIB)
     server = FaultServer(
         tmp_path / "server",
-        wal_dir=disk.folder,
-        wal_segment_bytes=MIB // 4,
-        min_free_bytes=min_free_bytes,
+        {
+            "wal_dir": disk.folder,
+            "wal_segment_bytes": MIB // 4,
+            "min_free_bytes": min_free_bytes,
+        },
     )
     with Site(tmp_path, [server]) as site:
         disk.fill()
@@ -59,9 +61,11 @@ def test_a_log_that_fills_itself_refuses_until_batches_can_be_stored(
     log, files = small_disk(MIB // 2), small_disk(MIB)
     server = FaultServer(
         tmp_path / "server",
-        wal_dir=log.folder,
-        wal_segment_bytes=MIB // 16,
-        trace_url=files.folder,
+        {
+            "wal_dir": log.folder,
+            "wal_segment_bytes": MIB // 16,
+            "trace_url": files.folder,
+        },
     )
     load = Load(hosts=2, batch_events=2000, pause_s=0.05)
     with Site(tmp_path, [server], load=load) as site:
@@ -83,7 +87,7 @@ def test_batches_stay_in_the_log_while_files_cannot_be_written(
 ) -> None:
     """They are acknowledged, tried again, not ready with the reason; then stored once."""
     disk = small_disk(4 * MIB)
-    server = FaultServer(tmp_path / "server", trace_url=disk.folder)
+    server = FaultServer(tmp_path / "server", {"trace_url": disk.folder})
     with Site(tmp_path, [server]) as site:
         disk.fill()
         wait_until(lambda: server.metrics()["smon_drain_failures_total"] > 0, "a failed move")
@@ -106,7 +110,7 @@ def test_batches_stay_in_the_log_while_the_database_cannot_be_written(
     """SQLite on a full disk: acknowledged from the log, not ready with the reason; stored once."""
     disk = small_disk(4 * MIB)
     url = f"sqlite:///{disk.folder / 'smon.db'}"
-    server = FaultServer(tmp_path / "server", database_url=url)
+    server = FaultServer(tmp_path / "server", {"database_url": url})
     with Site(tmp_path, [server], url=url) as site:
         disk.fill()
         wait_until(lambda: server.metrics()["smon_drain_failures_total"] > 0, "a failed move")

@@ -1,4 +1,4 @@
-"""Agents, server and database are killed at random under load: each event is stored exactly once."""
+"""Agents, server and database are killed at random under load: each event is stored once."""
 
 from __future__ import annotations
 

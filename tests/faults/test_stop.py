@@ -55,16 +55,17 @@ def database() -> Iterator[Postgres]:
 
 def test_sigterm_under_load_ends_in_time_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     """Exit code 0 within the time for stopping; acknowledged is stored, or in the log."""
-    server = FaultServer(tmp_path / "server", warm=False, stop_timeout_s=STOP_S)
-    load = Load(hosts=4, batch_events=1500, pause_s=0.05)
+    server = FaultServer(tmp_path / "server", {"stop_timeout_s": STOP_S}, warm=False)
+    load = Load(hosts=4, batch_events=1000, pause_s=0.05)
     with Site(tmp_path, [server], load=load) as site:
-        site.wait_for_batches(100)
+        site.wait_for_batches(60)
         assert server.stop(STOP_S + _GRACE_S) == 0
+        for producer in site.producers:
+            producer.finish()
         acknowledged = set(site.proxy.counts.acknowledged)
         kept = stored_batches(site.url) | logged_batches(server.data / "wal")
         assert acknowledged <= kept
         server.start()
-        site.wait_for_batches()
         assert site.finish() == NOTHING_WRONG
         assert not site.proxy.counts.gaps
 
@@ -75,7 +76,8 @@ def test_sigterm_while_the_database_is_down_ends_in_time_too(
 ) -> None:
     """What cannot be stored stays in the log, and the process ends all the same."""
     url = database.new("stopping")
-    server = FaultServer(tmp_path / "server", warm=False, stop_timeout_s=2.0, database_url=url)
+    settings = {"stop_timeout_s": 2.0, "database_url": url}
+    server = FaultServer(tmp_path / "server", settings, warm=False)
     with Site(tmp_path, [server], url=url) as site:
         database.stop()
         site.wait_for_batches(10)
@@ -93,7 +95,7 @@ def test_a_rolling_restart_fails_no_batch(tmp_path: Path, database: Postgres) ->
     """Two API processes behind a balancer, stopped and started in turn: agents notice nothing."""
     url = database.new("rolling")
     settings = {"database_url": url, "trace_url": tmp_path / "objects"}
-    servers = [FaultServer(tmp_path / f"server-{name}", **settings) for name in "ab"]
+    servers = [FaultServer(tmp_path / f"server-{name}", settings) for name in "ab"]
     with Site(tmp_path, servers, load=Load(hosts=3), url=url) as site:
         for _ in range(2):
             for server in servers:
