@@ -271,6 +271,7 @@ class Run:
 
     def _drain(self) -> bool:
         """Wait until everything is stored; whether it is."""
+        self.proxy.cut_ratio = 0.0
         self._wait_for_server()
         began = since = time.monotonic()
         before = (-1, -1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.events import Verdict
 from tests.faults.harness import Plan, run
 from tests.faults.planted_server import PLANTS
 from tests.faults.producers import Load
@@ -26,10 +27,10 @@ SERVER = Plan(
 
 #: Agents wait with a batch that has not been delivered most of the time, and are killed then.
 AGENT = Plan(
-    load=Load(hosts=2, pause_s=0.2, segment_bytes=1),
+    load=Load(hosts=2, pause_s=0.1, segment_bytes=1),
     agent_kills=12,
     agent_pause_s=0.2,
-    cut_ratio=0.4,
+    cut_ratio=0.5,
     agent_settings={"retry_min_s": 0.3},
     drain_s=30.0,
 )
@@ -47,23 +48,32 @@ def test_without_a_bug_nothing_is_reported(tmp_path: Path, plan: Plan) -> None:
     assert figures.good, figures
 
 
+#: Whether a kill meets the moment that a bug needs is chance: so many runs are given to it.
+RUNS = 5
+
+
+def caught(plan: Plan, folder: Path) -> Verdict:
+    """What the first run that reports something has counted.
+
+    Raises
+    ------
+    AssertionError
+        The bug is not found in any of the runs.
+    """
+    for number in range(RUNS):
+        figures = run(replace(plan, seed=number, quiet_s=QUIET_S), folder / f"run-{number}")
+        if not figures.good and figures.verdict is not None:
+            return figures.verdict
+    raise AssertionError(f"the harness found nothing in {RUNS} runs")
+
+
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_bug_of_the_server_is_found(tmp_path: Path, plant: str) -> None:
     """Loss where durability is pretended, doubles where nobody looks for them."""
-    figures = run(replace(SERVER, plant=plant, quiet_s=QUIET_S), tmp_path)
-    verdict = figures.verdict
-    assert verdict is not None
-    assert not figures.good
-    if plant == "no-deduplication":
-        assert verdict.doubled
-    else:
-        assert verdict.lost
+    verdict = caught(replace(SERVER, plant=plant), tmp_path)
+    assert verdict.doubled if plant == "no-deduplication" else verdict.lost
 
 
 def test_a_bug_of_the_agent_is_found(tmp_path: Path) -> None:
     """An agent that forgets a batch before the server has it loses events when it is killed."""
-    figures = run(replace(AGENT, agent_module=FORGETFUL, quiet_s=QUIET_S), tmp_path)
-    verdict = figures.verdict
-    assert verdict is not None
-    assert not figures.good
-    assert verdict.lost
+    assert caught(replace(AGENT, agent_module=FORGETFUL), tmp_path).lost
