@@ -17,6 +17,9 @@ from smon.errors import ConfigError
 
 PREFIX: Final = "SMON_"
 
+#: Not a setting: tells a worker whose child it is, so that it stops when that process is gone.
+PARENT_VARIABLE: Final = "SMON_WORKER_PARENT"
+
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _DATA_DIR: Final = Path("smon-data")
@@ -112,7 +115,7 @@ class Settings:
         Raises
         ------
         ConfigError
-            A value cannot be read or is out of range, or ``SMON_`` names no setting.
+            A value cannot be read or is out of range.
         """
         values: dict[str, Any] = {}
         for each in fields(cls):

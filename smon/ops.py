@@ -37,6 +37,9 @@ class OpType(IntEnum):
 
 OP_TYPES: Final = tuple(OpType)
 
+#: Names by code.
+LABELS: Final = tuple(op.label for op in OP_TYPES)
+
 BY_LABEL: Final = {op.label: op for op in OpType}
 
 #: Ops of the compute stream of a stage. ``weight-grad-compute`` is the weight-gradient half of a

@@ -26,12 +26,12 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import make_url
 
-from smon.ops import OP_TYPES
+from smon.ops import LABELS
 from smon.store.database import Database
 from smon.store.models import Tenant
 from smon.store.schema import upgrade
 from smon.trace.table import OpTable
-from smon.wire.arrow import SCHEMA
+from smon.wire import arrow
 
 #: Database from which those of the tests are cloned.
 _TEMPLATE = "smon_template"
@@ -256,11 +256,4 @@ def any_root(request: pytest.FixtureRequest) -> str:
 
 def record_batch(table: OpTable) -> pa.RecordBatch:
     """Ops in the columns of the wire (`smon.wire.arrow.SCHEMA`)."""
-    labels = pa.array([op.label for op in OP_TYPES])
-    columns = [
-        pa.DictionaryArray.from_arrays(pa.array(table.optype), labels)
-        if name == "optype"
-        else pa.array(getattr(table, name))
-        for name in SCHEMA.names
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return arrow.record_batch(table.columns, LABELS)

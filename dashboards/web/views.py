@@ -144,6 +144,7 @@ class ReportView:
     window: dict[str, Any]
     step_time: dict[str, Any]
     slowdown: dict[str, Any]
+    waste_ratio: float | None
     cost: dict[str, Any]
     live: bool
 
@@ -259,6 +260,7 @@ def _report_view(document: Mapping[str, Any], *, live: bool) -> ReportView:
         window=document["window"],
         step_time=document["step_time"],
         slowdown=document["slowdown"],
+        waste_ratio=report.waste_ratio,
         cost=document["cost"],
         live=live,
     )

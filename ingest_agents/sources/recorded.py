@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingest_agents.payload import (
@@ -30,14 +29,13 @@ from ingest_agents.payload import (
 )
 from ingest_agents.spool.folder import StreamSpec, key_of
 from smon.errors import MetaError
-from smon.ops import OP_TYPES
+from smon.ops import LABELS, OP_TYPES
 from smon.topology import Layout
 from smon.trace.context import CONTEXT_NAME, read_context
 from smon.trace.load import Trace, load
 from smon.trace.table import OpTable
 from smon.wire import TYPE_ARROW, Batch, BatchKind
-from smon.wire.arrow import SCHEMA as ARROW_SCHEMA
-from smon.wire.arrow import ipc_body
+from smon.wire.arrow import ipc_body, record_batch
 
 #: Ops of one batch: about 200 kB once compressed.
 MAX_EVENTS: Final = 20_000
@@ -201,16 +199,7 @@ def _arrow_batch(
     table: OpTable, begin: int, end: int, steps_done: int | None, steps: NDArray[np.int64]
 ) -> Batch:
     columns = {name: values[begin:end] for name, values in table.columns.items()}
-    labels = pa.array([op.label for op in OP_TYPES])
-    arrays = []
-    for field in ARROW_SCHEMA:
-        values = columns[field.name]
-        if field.name == "optype":
-            codes = pa.array(values.astype(np.int8))
-            arrays.append(pa.DictionaryArray.from_arrays(codes, labels))
-        else:
-            arrays.append(pa.array(values, field.type))
-    encoding, body = encode(ipc_body(pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)))
+    encoding, body = encode(ipc_body(record_batch(columns, LABELS)))
     return Batch(
         seq=UNNUMBERED,
         kind=BatchKind.OPS,

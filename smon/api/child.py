@@ -22,9 +22,6 @@ _LAST_PAUSE_S = 30.0
 _GOOD_LIFE_S = 60.0
 _POLL_S = 0.2
 
-#: Tells the worker whose child it is: it stops when that process is gone.
-PARENT_VARIABLE = "SMON_WORKER_PARENT"
-
 
 def worker_command() -> Sequence[str]:
     """The command line of a worker with this interpreter."""

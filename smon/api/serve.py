@@ -21,11 +21,11 @@ from prometheus_client import CollectorRegistry
 
 from smon.api.access import Gate, gate_for
 from smon.api.app import create_app
-from smon.api.child import PARENT_VARIABLE, ChildProcess, worker_command
+from smon.api.child import ChildProcess, worker_command
 from smon.api.ingest import FastLane
 from smon.api.ops import OpsServer
 from smon.api.protocol import bounded_protocol
-from smon.config import Settings
+from smon.config import PARENT_VARIABLE, Settings
 from smon.errors import ConfigError
 from smon.ingest.service import IngestService
 from smon.store.database import Database

@@ -11,16 +11,13 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smon.config import Settings
+from smon.config import PARENT_VARIABLE, Settings
 from smon.errors import ConfigError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
     from smon.worker.loop import Worker
-
-#: Says whose child a worker is: it stops when that process is gone.
-PARENT_VARIABLE = "SMON_WORKER_PARENT"
 
 _POLL_S = 0.5
 _MAX_NAME = 128

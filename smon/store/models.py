@@ -180,6 +180,12 @@ class Attempt(Base):
     live_fence: Mapped[int] = mapped_column(default=0)
     live_lease_ns: Mapped[int] = mapped_column(default=0)
     live_analysed_ns: Mapped[int | None]
+    #: What lists show of that report, so that they need not open it.
+    live_verdict: Mapped[str | None]
+    live_slowdown: Mapped[float | None]
+    live_waste_ratio: Mapped[float | None]
+    live_recorded_s: Mapped[float | None]
+    live_ideal_s: Mapped[float | None]
     #: Latest report of the running diagnosis: JSON in zstd.
     live_report: Mapped[bytes | None] = mapped_column(deferred=True)
 

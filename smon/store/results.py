@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import zstandard
 from sqlalchemy import insert, select, update
@@ -98,6 +98,17 @@ def fresh_id() -> str:
     return new_id()
 
 
+def numbers_of(report: JobReport) -> dict[str, Any]:
+    """What lists show of a report, by column of ``results``; no number is NaN."""
+    return {
+        "verdict": report.verdict,
+        "slowdown": finite(report.slowdown.paper),
+        "waste_ratio": finite(report.waste_ratio),
+        "recorded_s": finite(report.step_time.recorded_s),
+        "ideal_s": finite(report.step_time.ideal_s),
+    }
+
+
 def put_result(session: Session, key: ResultKey, new: NewResult, now: int) -> str | None:
     """Write the report of a window, in place of an earlier one of the same code version.
 
@@ -112,12 +123,8 @@ def put_result(session: Session, key: ResultKey, new: NewResult, now: int) -> st
         "fence": key.fence,
         "created_ns": now,
         "analysis_s": new.analysis_s,
-        "verdict": report.verdict,
+        **numbers_of(report),
         "cause": report.findings[0].cause if report.findings else None,
-        "slowdown": finite(report.slowdown.paper),
-        "waste_ratio": finite(report.waste_ratio),
-        "recorded_s": finite(report.step_time.recorded_s),
-        "ideal_s": finite(report.step_time.ideal_s),
         "coverage_ratio": report.window.coverage_ratio,
         "report": packed(report),
         "workers_path": new.workers_path,

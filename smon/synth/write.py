@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from smon.errors import ConfigError, MetaError
-from smon.ops import OP_TYPES
+from smon.ops import LABELS
 from smon.synth.scenario import Synthetic
 from smon.topology import Layout
 from smon.trace.context import CONTEXT_NAME, write_context
@@ -111,7 +111,7 @@ def _write_parquet(table: OpTable, path: Path) -> None:
 
 
 def _labels(table: OpTable) -> pa.DictionaryArray:
-    labels = pa.array([op.label for op in OP_TYPES])
+    labels = pa.array(LABELS)
     return pa.DictionaryArray.from_arrays(pa.array(table.optype), labels)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -28,7 +27,7 @@ from smon.errors import (
     StoreError,
     TraceError,
 )
-from smon.ops import OP_TYPES
+from smon.ops import LABELS
 from smon.store import work
 from smon.store.commit import CONTEXT, OPS, BatchNote, NewFile, commit
 from smon.store.events import context_path, ops_path, write_context, write_ops
@@ -54,7 +53,7 @@ from smon.trace.context import write_context as write_context_file
 from smon.trace.load import Trace, fitted, load
 from smon.trace.table import OpTable
 from smon.wire import BatchKind
-from smon.wire.arrow import SCHEMA
+from smon.wire.arrow import record_batch
 from smon.worker.material import notes_of_rows
 from smon.worker.service import Service
 from smon.worker.tasks import working_folder
@@ -397,7 +396,10 @@ def _files(service: Service, content: _Content, day_ns: int, check: Check) -> It
         file_id = new_uuid()
         path = ops_path(stream.job_id, day_ns, 0, file_id)
         size = write_ops(
-            service.objects, path, record_batch(part), step_relative=table.step_relative
+            service.objects,
+            path,
+            record_batch(part.columns, LABELS),
+            step_relative=table.step_relative,
         )
         bounds = (int(part.step.min()), int(part.step.max()))
         yield _new_file(stream, OPS, path, (len(part), size), bounds)
@@ -437,18 +439,6 @@ def pieces(table: OpTable, most: int) -> Iterator[OpTable]:
         if last or bounds[place + 1] - begin > most:
             yield table.take(order[begin:end])
             begin = end
-
-
-def record_batch(table: OpTable) -> pa.RecordBatch:
-    """Ops in the columns of the wire."""
-    labels = pa.array([op.label for op in OP_TYPES])
-    columns = [
-        pa.DictionaryArray.from_arrays(pa.array(table.optype), labels)
-        if name == "optype"
-        else pa.array(getattr(table, name))
-        for name in SCHEMA.names
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def _batches(stream: StreamInfo, files: Sequence[NewFile], now: int) -> list[BatchNote]:

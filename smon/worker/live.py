@@ -21,7 +21,7 @@ from smon.prepare import prepare
 from smon.report import Finding, JobReport
 from smon.store import findings, steps
 from smon.store import windows as table
-from smon.store.results import packed
+from smon.store.results import numbers_of, packed
 from smon.store.windows import AttemptInfo, Follow
 from smon.trace.context import Context
 from smon.trace.table import OpTable
@@ -293,6 +293,7 @@ class Live:
         values = {
             "live_step": attempt.ready_step,
             "live_report": packed(made.report),
+            **{f"live_{name}": value for name, value in numbers_of(made.report).items()},
             "live_analysed_ns": now,
             "live_lease_ns": now + int(service.settings.lease_s * _NS),
         }

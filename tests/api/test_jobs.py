@@ -10,7 +10,7 @@ import zstandard
 from sqlalchemy import update
 
 from smon.store.models import Attempt, Finding, Job, StepResult, Window
-from smon.store.results import packed
+from smon.store.results import numbers_of, packed
 from tests.api.conftest import Filled, fill
 from tests.api.filled import (
     NOW,
@@ -146,12 +146,19 @@ def test_the_running_diagnosis_is_a_window_too(filled: Filled) -> None:
             update(Attempt)
             .where(Attempt.id == filled.healthy.attempt_id)
             .values(live_report=packed(report_of("slow")), live_step=99, live_analysed_ns=NOW)
+            .values({f"live_{name}": each for name, each in numbers_of(report_of("slow")).items()})
         )
     assert client.json(f"{path}/windows/live")["verdict"] == "straggler"
     plan = client.json(f"{path}/plan")
     assert plan["window_id"] is None
     assert plan["fixes"][0]["speedup"] > 1.1
-    assert client.json(path)["last_step"] == 99
+    job, report = client.json(path), client.json(f"{path}/windows/live")
+    assert job["last_step"] == 99
+    assert (job["slowdown"], job["waste_ratio"], job["recorded_s"]) == (
+        report["slowdown"]["paper"],
+        report["waste_ratio"],
+        report["step_time"]["recorded_s"],
+    )
 
 
 def test_workers_come_slowest_first(filled: Filled) -> None:

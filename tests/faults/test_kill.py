@@ -25,6 +25,10 @@ PLAN = Plan(
 )
 
 
+#: Runs of the power cuts, until one has brought something back.
+MAX_RUNS = 5
+
+
 @pytest.fixture(scope="module")
 def database() -> Iterator[Postgres]:
     """A PostgreSQL server that can be crashed."""
@@ -50,12 +54,17 @@ def test_kills_of_agents_and_server_lose_and_double_nothing(tmp_path: Path) -> N
 def test_power_cuts_of_the_server_lose_and_double_nothing(tmp_path: Path) -> None:
     """What was not synced is gone after each kill, and what was removed may be there again."""
     # Large segments: those of before a cut are removed, and then no sync follows for a while.
-    plan = replace(PLAN, settings={}, agent_kills=20, server_kills=10, power_cut=True, seed=2)
-    figures = run(plan, tmp_path)
-    assert figures.good, figures
-    assert killed_in_flight(figures)
-    # The cuts have taken something, or brought segments of the log back.
-    assert figures.truncated_files + figures.removed_files + figures.returned_files
+    plan = replace(PLAN, settings={}, agent_kills=20, server_kills=10, power_cut=True)
+    runs: list[Figures] = []
+    # A removed segment comes back by chance: not in every run.
+    while len(runs) < MAX_RUNS and not sum(each.returned_files for each in runs):
+        seed = 2 + 10 * len(runs)
+        runs.append(run(replace(plan, seed=seed), tmp_path / f"run-{len(runs)}"))
+        assert runs[-1].good, runs[-1]
+        assert killed_in_flight(runs[-1])
+    # The cuts have taken something, and brought segments of the log back.
+    assert sum(each.truncated_files + each.removed_files for each in runs)
+    assert sum(each.returned_files for each in runs)
 
 
 def wait_for_more(url: str, count: str) -> None:

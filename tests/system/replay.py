@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection
 
 import numpy as np
-import pyarrow as pa
 
-from smon.ops import OP_TYPES
 from smon.trace.load import Trace
 from smon.trace.table import OpTable
 from smon.wire import TYPE_ARROW, TYPE_JSON, Batch, BatchKind
-from smon.wire.arrow import SCHEMA, encoded, ipc_body
-from smon.wire.columns import COLUMNS, OPTYPE
+from smon.wire.arrow import encoded, ipc_body
+from tests.service import record_batch
 from tests.system.server import ServerProcess
 
 
@@ -27,18 +24,6 @@ class Answers:
 
     stored: int
     duplicates: int
-
-
-def record_batch(table: OpTable) -> pa.RecordBatch:
-    """The rows of a table, as they travel."""
-    labels = pa.array([op.label for op in OP_TYPES])
-    arrays = [
-        pa.DictionaryArray.from_arrays(pa.array(table.optype), labels)
-        if column.name == OPTYPE
-        else pa.array(getattr(table, column.name))
-        for column in COLUMNS
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def ops_batch(seq: int, table: OpTable, steps_done: int | None = None) -> Batch:
@@ -145,8 +130,3 @@ def _batches(table: OpTable, chance: random.Random) -> list[Batch]:
         batches.append(ops_batch(len(batches), table.take(order[at : at + size])))
         at += size
     return [*batches, end_batch(len(batches))]
-
-
-def rows_of(tables: Sequence[OpTable]) -> int:
-    """Rows of several tables."""
-    return sum(map(len, tables))

@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from smon.commands import worker as command
-from smon.commands.worker import PARENT_VARIABLE
+from smon.config import PARENT_VARIABLE
 from smon.errors import ConfigError, FencedError, StoreError
 from smon.store import work
 from smon.store.database import Database

@@ -17,7 +17,7 @@ import numpy as np
 from ingest_agents.payload import OpRow, ops_batch
 from ingest_agents.spool.folder import StreamSpec
 from ingest_agents.spool.writer import SpoolLimits, SpoolWriter
-from smon.ops import OP_TYPES
+from smon.ops import LABELS
 from smon.synth import causes
 from smon.synth.presets import scenario
 from smon.synth.scenario import generate
@@ -154,7 +154,7 @@ def _spec(layout: Layout, ranks: np.ndarray, number: int) -> StreamSpec:
 
 
 def _rows(table: OpTable) -> list[OpRow]:
-    labels = np.array([op.label for op in OP_TYPES])
+    labels = np.array(LABELS)
     columns = [
         (labels[table.optype] if column.name == OPTYPE else getattr(table, column.name)).tolist()
         for column in COLUMNS

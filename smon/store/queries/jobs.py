@@ -17,19 +17,16 @@ from smon.store.models import (
     Job,
     Mode,
     Result,
-    StepResult,
     Window,
 )
 from smon.store.queries.paging import Page, Slice, cut, page_of, seconds, seconds_or_none
 from smon.store.queries.reports import HEAD_BYTES, is_aligned
+from smon.store.streams import layout_of
 from smon.topology import Layout
 
 #: Lists that are sorted by what is computed look at so many jobs, those with newest data.
 MAX_JOBS: Final = 5000
 _MAX_FINDINGS: Final = 20_000
-
-#: Steps over which the numbers of a running job are averaged, if no window has been analysed.
-_RECENT_STEPS: Final = 24
 
 #: Below this, what is missing can change the answer.
 _COMPLETE_RATIO: Final = 0.95
@@ -235,7 +232,7 @@ def _rows(
 ) -> list[JobRow]:
     found: list[_Found] = [(*row,) for row in session.execute(query)]
     findings = _findings(session, found)
-    return [_row(session, each, findings.get(each[0].id, []), price) for each in found]
+    return [_row(each, findings.get(each[0].id, []), price) for each in found]
 
 
 def _findings(session: Session, found: Sequence[_Found]) -> dict[str, list[Finding]]:
@@ -257,9 +254,7 @@ def _chunks(ids: Sequence[str], size: int = 500) -> list[Sequence[str]]:
     return [ids[first : first + size] for first in range(0, len(ids), size)]
 
 
-def _row(
-    session: Session, found: _Found, findings: Sequence[Finding], price: float | None
-) -> JobRow:
+def _row(found: _Found, findings: Sequence[Finding], price: float | None) -> JobRow:
     job, attempt, result, window = found
     layout = None if attempt is None else layout_of(attempt)
     dearest = min(findings, key=_importance, default=None)
@@ -292,8 +287,8 @@ def _row(
         open_findings=len(findings),
         finding=None if dearest is None else _open(dearest),
     )
-    if _is_behind(attempt, window):
-        row = _with_recent_steps(session, row)
+    if attempt is not None and _is_behind(attempt, window):
+        row = _with_live(row, attempt)
     return _with_state(_with_cost(row, price))
 
 
@@ -301,18 +296,6 @@ def _with_state(row: JobRow) -> JobRow:
     health = health_of(row)
     ended = not row.running and row.mode == Mode.LIVE
     return replace(row, health=health, state=JobState.ENDED if ended else health)
-
-
-def layout_of(attempt: Attempt) -> Layout:
-    """The sizes of an attempt."""
-    return Layout(
-        dp=attempt.dp,
-        pp=attempt.pp,
-        tp=attempt.tp,
-        cp=attempt.cp,
-        ep=attempt.ep,
-        vpp=attempt.vpp,
-    )
 
 
 def _importance(finding: Finding) -> tuple[bool, int, float]:
@@ -341,39 +324,25 @@ def _last_step(attempt: Attempt | None, window: Window | None) -> int | None:
     return max((step for step in known if step is not None), default=None)
 
 
-def _is_behind(attempt: Attempt | None, window: Window | None) -> bool:
+def _is_behind(attempt: Attempt, window: Window | None) -> bool:
     """Whether the running diagnosis knows more than the last window."""
-    if attempt is None or attempt.live_step is None:
+    if attempt.live_step is None:
         return False
     mine = window is not None and window.attempt_id == attempt.id
     return not mine or window is None or attempt.live_step > window.last_step
 
 
-def _with_recent_steps(session: Session, row: JobRow) -> JobRow:
-    recent = (
-        select(StepResult.recorded_s, StepResult.simulated_s, StepResult.ideal_s)
-        .where(StepResult.attempt_id == row.attempt_id, StepResult.ideal_s.is_not(None))
-        .order_by(StepResult.step.desc())
-        .limit(_RECENT_STEPS)
-        .subquery()
-    )
-    means = session.execute(
-        select(
-            func.avg(recent.c.recorded_s),
-            func.avg(recent.c.simulated_s),
-            func.avg(recent.c.ideal_s),
-        )
-    ).one()
-    recorded, simulated, ideal = means
-    if not ideal or simulated is None:
+def _with_live(row: JobRow, attempt: Attempt) -> JobRow:
+    """The numbers of the running diagnosis, if it could say any."""
+    if attempt.live_slowdown is None:
         return row
     return replace(
         row,
-        verdict=row.finding.verdict if row.finding else "none",
-        slowdown=simulated / ideal,
-        waste_ratio=1.0 - ideal / simulated,
-        recorded_s=recorded,
-        ideal_s=ideal,
+        verdict=attempt.live_verdict,
+        slowdown=attempt.live_slowdown,
+        waste_ratio=attempt.live_waste_ratio,
+        recorded_s=attempt.live_recorded_s,
+        ideal_s=attempt.live_ideal_s,
     )
 
 
