@@ -10,7 +10,7 @@ ONCE ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format bench accuracy pin clean
+.PHONY: help setup demo test torch lint format bench fuzz proof soak golden accuracy pin clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -37,6 +37,9 @@ demo: setup  ## analyse a synthetic job with a straggler (ONCE=1: once, then sto
 test: setup  ## run the tests (ARGS="-k name": options of pytest)
 	@$(BIN)/pytest --numprocesses auto --dist worksteal $(ARGS)
 
+torch: setup  ## run real training on CPUs with torch, and look at what SMon says (20 minutes)
+	@.ci/torch $(ARGS)
+
 lint: setup  ## check style, types and the direction of imports
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -50,6 +53,19 @@ format: setup  ## format the code and fix what can be fixed safely
 bench: setup  ## run the benchmarks and print a table
 	@$(BIN)/pytest --override-ini addopts= --import-mode=importlib --benchmark-only \
 	    --benchmark-columns=min,median,max,rounds --benchmark-sort=name $(ARGS) tests/benchmarks
+
+fuzz: setup  ## read 100,000 damaged copies of the public traces (an hour)
+	@PYTHONPATH=. $(BIN)/python -m tests.fuzz.readers $(ARGS)
+
+proof: setup  ## prove what SMon holds, in full, and write docs/proof.md (hours; ARGS="scale log": some)
+	@PYTHONPATH=. $(BIN)/python -m tests.proof $(ARGS)
+
+soak: setup  ## let a server work for an hour, and see whether anything grows (not in CI)
+	@PYTHONPATH=. $(BIN)/python -m tests.proof $(ARGS) soak
+
+golden: setup  ## keep what this version stores and sends, for later ones (ARGS=--again; releases.md)
+	@PYTHONPATH=. $(BIN)/python -m tests.store.released $(ARGS)
+	@PYTHONPATH=. $(BIN)/python -m tests.wire.released $(ARGS)
 
 accuracy: setup  ## measure how often the diagnosis is right, and write docs/accuracy.md (15 minutes)
 	@PYTHONPATH=. $(BIN)/python -m tests.accuracy.study $(ARGS)

@@ -34,6 +34,7 @@ from ingest_agents.spool.folder import (
 from ingest_agents.spool.writer import SpoolLimits, SpoolWriter
 from ingest_agents.transport import Response, TransportError
 from smon.errors import StoreError
+from smon.wire import COUNTERS_SOURCE
 
 _OK: Final = 200
 _TOKEN: Final = frozenset({401, 403})
@@ -63,11 +64,15 @@ _BLOCKED_S: Final = 60.0
 #: Larger numbers in answers are nonsense.
 _HIGHEST: Final = 1e9
 
+#: A batch that is sent so often may have been recorded before this host's clock was set.
+_OLD_OFFSET: Final = 3
+
 _LOCK_TRIES: Final = 40
 _LOCK_PAUSE_S: Final = 0.05
 
-#: Sources whose streams another process writes: if that is gone, the agent ends them.
-_FOREIGN: Final = frozenset({"recorder"})
+#: Sources whose streams another process writes, or an agent before this one: if that is gone, the
+#: agent ends them.
+_FOREIGN: Final = frozenset({"recorder", COUNTERS_SOURCE})
 
 
 class Source(Protocol):
@@ -150,8 +155,9 @@ class Agent:
     def _new_pace(self) -> Pace:
         return Pace(self.settings.retry_min_s, self.settings.retry_max_s, self._clock)
 
-    def _clock_pair(self) -> tuple[int, int] | None:
-        state = self.watch.state()
+    def _clock_pair(self, tries: int) -> tuple[int, int] | None:
+        """For a batch: every third time, the offset of before the clock was set."""
+        state = self.watch.state() if tries % _OLD_OFFSET else self.watch.before()
         return None if state is None else (state.offset_ns, state.error_ns)
 
     def _ship(self, shipper: Shipper) -> bool:
@@ -198,8 +204,8 @@ class Agent:
         try:
             if any(shipper.wants_hello for shipper in self.shippers.values()):
                 self.hello()
-            if now >= self._due.clock:
-                self._due.clock = now + ROUND_S
+            if now >= self._due.clock or self.sender.wants_clock:
+                self._due.clock, self.sender.wants_clock = now + ROUND_S, False
                 self.watch.probe(self._link.time)
             if now >= self._due.heartbeat:
                 self._due.heartbeat = now + self._server.heartbeat_s
@@ -265,6 +271,7 @@ class Agent:
                         self._new_pace(),
                         dead_bytes=self.settings.dead_bytes,
                         wall=self._wall,
+                        clock=self._clock,
                     )
         for name in set(self.shippers) - names:
             if not self._crew.is_busy(self.shippers[name]):

@@ -18,7 +18,9 @@ from ingest_agents.config import Configured, token_of
 from ingest_agents.identity import identify
 from ingest_agents.link import Link
 from ingest_agents.sender import named, slug_of
+from ingest_agents.sources.counters.preview import preview
 from ingest_agents.sources.spools import spooled
+from ingest_agents.sources.survey import surveys
 from ingest_agents.spool.folder import AGENT_LOCK_NAME, is_held
 from ingest_agents.transport import TransportError
 from smon.errors import ConfigError, SMonError
@@ -62,6 +64,8 @@ def check(configured: Configured, environ: Mapping[str, str], link: Link) -> Che
     _identity(configured, environ, found)
     _spool(configured, found)
     _directory(configured, found)
+    _watched(configured, environ, found)
+    _counters(configured, found)
     _server(configured, link, found)
     return found
 
@@ -122,6 +126,28 @@ def _directory(configured: Configured, found: Checkup) -> None:
         found.say(f"source directory {folder}")
     else:
         found.fault(f"source directory {folder}: no such folder")
+
+
+def _watched(configured: Configured, environ: Mapping[str, str], found: Checkup) -> None:
+    """Folders of profilers: what they hold."""
+    try:
+        every = surveys(configured.settings, environ)
+    except ConfigError as error:
+        found.fault(str(error))
+        return
+    for survey in every:
+        for line in survey.lines():
+            found.say(line)
+        for wrong in survey.wrong:
+            found.fault(f"  {wrong}")
+
+
+def _counters(configured: Configured, found: Checkup) -> None:
+    if configured.settings.counters_s:
+        for line in preview():
+            found.say(line)
+    else:
+        found.say("counters: not read, counters_s is 0")
 
 
 def _server(configured: Configured, link: Link, found: Checkup) -> None:

@@ -53,6 +53,17 @@ _NOT_FOR_SEND: Final = frozenset(
         "cap_bytes",
         "dead_bytes",
         "directory",
+        "kineto_dir",
+        "inspector_dir",
+        "flight_recorder_dir",
+        "file_still_s",
+        "file_age_s",
+        "file_bytes",
+        "file_hour_bytes",
+        "inspector_portion_s",
+        "reader_bytes",
+        "reader_s",
+        "counters_s",
         "stop_s",
         "poll_s",
         "queue_events",
@@ -110,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run",
         help="ship what recorders on this host write, until stopped",
-        description="Ship the spool of this host, and a growing folder if one is given.",
+        description="Ship the spool of this host, and what appears in the folders that are given.",
         epilog=_CODES,
     )
     _add_settings(run, names())
@@ -224,10 +235,14 @@ def _run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         print("smon-agent run: SMON_ENABLE=0, nothing to do", file=sys.stderr)
         return EXIT_OK
     from ingest_agents.agent import Agent
+    from ingest_agents.sources.watched import watched
 
     say = Notices("run")
     token_of(settings)
     sources = [_directory(settings, environ)] if settings.directory else []
+    if settings.counters_s:
+        sources.append(_counters(settings, say))
+    sources += watched(settings, environ, say)
     agent = Agent(settings, _link(settings), sources, say)
     stop = threading.Event()
     _on_signals(stop, settings.stop_s)
@@ -274,6 +289,14 @@ def _directory(settings: AgentSettings, environ: Mapping[str, str]) -> Any:  # n
     )
     limits = SpoolLimits(settings.segment_bytes, settings.segment_s, settings.cap_bytes)
     return DirectorySource(folder, Path(settings.spool_dir), spec, limits, _read_table)
+
+
+def _counters(settings: AgentSettings, say: Notices) -> Any:  # noqa: ANN401  # a source
+    from ingest_agents.sources.counters.source import CounterSource, readers_of
+    from ingest_agents.spool.writer import SpoolLimits
+
+    limits = SpoolLimits(settings.segment_bytes, settings.segment_s, settings.cap_bytes)
+    return CounterSource(Path(settings.spool_dir), settings.counters_s, readers_of(), limits, say)
 
 
 def _ranks(settings: AgentSettings, world_size: int) -> tuple[int, ...]:

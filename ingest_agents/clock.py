@@ -1,14 +1,15 @@
 """How far this host's clock is from the server's: probes as in NTP, and the drift.
 
 Flow: ``GET /api/v1/time`` → **here** → headers of batches, heartbeat. Times of ops are never
-rewritten: the offset goes beside them.
+rewritten: the offset goes beside them. What is measured is the server's clock against this host's
+monotonic clock, which nobody sets: when the host's time of day is set, the offset is known at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 #: Probes of one round, of which the one with the shortest way counts.
@@ -17,6 +18,12 @@ ROUND_S: Final = 10.0
 
 #: Rounds over which the drift is fitted: 10 minutes.
 ROUNDS: Final = 60
+
+#: A time of day that goes on by so much more or less than the monotonic clock was set.
+_SET_NS: Final = 10**9
+
+#: So many of these are remembered.
+_JUMPS: Final = 8
 
 #: What an offset may change unnoticed; NTP assumes the same of quartz.
 _WANDER_PPM: Final = 15.0
@@ -33,9 +40,9 @@ class Sample:
     Attributes
     ----------
     at_ns
-        This host's clock.
+        This host's monotonic clock.
     offset_ns
-        The server's clock minus this host's.
+        The server's clock minus that.
     error_ns
         Half of the way to the server and back.
     """
@@ -82,6 +89,8 @@ class ClockWatch:
     def __init__(self, wall: Callable[[], int], monotonic: Callable[[], int]) -> None:
         self._wall, self._monotonic = wall, monotonic
         self._best: deque[Sample] = deque(maxlen=ROUNDS)
+        self._ahead_ns = wall() - monotonic()
+        self._before_ns: deque[int] = deque(maxlen=_JUMPS)
 
     def probe(self, ask: Callable[[], tuple[int, int] | None], probes: int = PROBES) -> None:
         """Ask the server so often, and keep the answer that came fastest.
@@ -94,27 +103,46 @@ class ClockWatch:
         """
         samples = []
         for _ in range(probes):
-            sent, begin = self._wall(), self._monotonic()
+            sent = self._monotonic()
             answer = ask()
             if answer is None:
                 return
-            samples.append(sample_of(sent, self._monotonic() - begin, *answer))
+            samples.append(sample_of(sent, self._monotonic() - sent, *answer))
         self.add(min(samples, key=lambda sample: sample.error_ns))
 
     def add(self, sample: Sample) -> None:
-        """Take a round's best probe in. After a jump of this host's clock the past is void."""
-        state = self.state(sample.at_ns)
-        if state is not None:
-            allowed = state.error_ns + sample.error_ns + 1_000_000
-            if abs(sample.offset_ns - state.offset_ns) > allowed:
+        """Take a round's best probe in. After a jump of the server's clock the past is void."""
+        if self._best:
+            known = self._at(sample.at_ns)
+            allowed = known.error_ns + sample.error_ns + 1_000_000
+            if abs(sample.offset_ns - known.offset_ns) > allowed:
                 self._best.clear()
         self._best.append(sample)
 
-    def state(self, now_ns: int | None = None) -> ClockState | None:
-        """The offset now; None before the first round."""
+    def state(self) -> ClockState | None:
+        """The server's time of day minus this host's, now; None before the first round."""
         if not self._best:
             return None
-        now = self._wall() if now_ns is None else now_ns
+        now, wall = self._monotonic(), self._wall()
+        if abs(wall - now - self._ahead_ns) > _SET_NS:
+            self._before_ns.append(self._ahead_ns)
+        self._ahead_ns = wall - now
+        known = self._at(now)
+        return replace(known, offset_ns=known.offset_ns - self._ahead_ns)
+
+    def before(self) -> ClockState | None:
+        """The same for what was recorded before this host's clock was set, if it was.
+
+        Of several times, the one at which it was farthest ahead: that is refused soonest.
+        """
+        state = self.state()
+        if state is None:
+            return None
+        farthest = max(self._before_ns, default=self._ahead_ns)
+        return replace(state, offset_ns=state.offset_ns + self._ahead_ns - farthest)
+
+    def _at(self, now: int) -> ClockState:
+        """The server's clock minus the monotonic one."""
         drift = self._drift()
 
         def error_of(sample: Sample) -> float:

@@ -57,6 +57,19 @@ class AgentSettings:
     poll_s: float = _setting(0.25, "pause between two looks at spool and sources", 0.01)
     stop_s: float = _setting(5.0, "time to send what is left when stopping", 0.0)
     directory: str = _setting("", "growing folder of op files to ship; see sources")
+    # profiles
+    kineto_dir: str = _setting("", "folder of profiles of torch.profiler to ship")
+    inspector_dir: str = _setting("", "folder of logs of NCCL Inspector to follow and ship")
+    flight_recorder_dir: str = _setting("", "folder of dumps of Flight Recorder to ship")
+    file_still_s: float = _setting(5.0, "a profile or dump unchanged for so long is whole", 0.0)
+    file_age_s: float = _setting(3600.0, "files older than that when the agent starts stay", 0.0)
+    file_bytes: int = _setting(_GIB, "largest profile that is read; larger ones stay", 1)
+    file_hour_bytes: int = _setting(256 * _MIB, "bytes of them shipped in an hour; 0: any", 0)
+    inspector_portion_s: float = _setting(60.0, "time of one portion of such a log", 1.0, 3600)
+    reader_bytes: int = _setting(2 * _GIB, "memory of the process that reads profiles", 1 << 28)
+    reader_s: float = _setting(120.0, "time that it may take for a profile", 1.0)
+    # counters
+    counters_s: float = _setting(10.0, "pause between two readings of counters; 0: none", 0, 3600)
     # who
     job_id: str = _setting("", "name of the job; empty: from the launcher's environment")
     attempt: int = _setting(-1, "restarts of the job so far; -1: from the environment", -1)
@@ -67,6 +80,7 @@ class AgentSettings:
     # recorder
     queue_events: int = _setting(65_536, "events a recorder holds; beyond, they are counted", 16)
     flush_s: float = _setting(0.0, "pause between two writes of a recorder; 0: server's", 0.0, 600)
+    recorder_clock: str = _setting("auto", "clock of a recorder: cuda, host, or auto: cuda if used")
 
 
 _META: Final = {each.name: each for each in fields(AgentSettings)}

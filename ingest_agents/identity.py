@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ingest_agents.config import AgentSettings
@@ -30,6 +31,9 @@ _ATTEMPT: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _NO_NAME: Final = frozenset({"", "none", "default"})
 
 _MAX_NUMBER: Final = 2**31 - 1
+
+#: Of the environment of a process.
+_MAX_ENVIRON: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,17 @@ class Identity:
     world_size: int | None
     layout: Layout | None
     origins: Mapping[str, str]
+
+
+def environ_of(path: Path) -> dict[str, str] | None:
+    """The environment of a process, from its file ``environ``; None if that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_ENVIRON)
+    except OSError:
+        return None
+    pairs = (part.partition("=") for part in raw.decode("utf-8", "replace").split("\0"))
+    return {name: value for name, sep, value in pairs if sep}
 
 
 def identify(environ: Mapping[str, str], settings: AgentSettings) -> Identity:

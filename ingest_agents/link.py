@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ingest_agents.transport import Response, Transport, TransportError, Transports
+from ingest_agents.usage import Usage
 from smon import __version__
 from smon.errors import ConfigError
 from smon.wire import API, PROTOCOL, Batch
@@ -38,6 +39,7 @@ class Link:
     def __init__(self, transports: Transports, token: Callable[[], str | None], host: str) -> None:
         self._transports, self._token, self._host = transports, token, host
         self._mine = threading.local()
+        self._usage = Usage()
 
     def _transport(self) -> Transport:
         transport: Transport | None = getattr(self._mine, "transport", None)
@@ -103,7 +105,8 @@ class Link:
         TransportError
             There is no answer.
         """
-        document = {"agent": self._agent(), "streams": streams, "clock": clock}
+        agent = {**self._agent(), **self._usage.since_last()}
+        document = {"agent": agent, "streams": streams, "clock": clock}
         return self._post(HEARTBEAT_PATH, document)
 
     def _agent(self) -> dict[str, Any]:

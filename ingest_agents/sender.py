@@ -18,7 +18,7 @@ from ingest_agents.pace import Pace, retry_after_s
 from ingest_agents.payload import last_seq
 from ingest_agents.shipping import Shipper
 from ingest_agents.transport import Response, TransportError
-from smon.wire.problems import TYPE_PREFIX
+from smon.wire.problems import TYPE_PREFIX, Problem
 
 #: Tells people something: a name for it, and a sentence. The same one is not repeated.
 Say = Callable[[str, str], None]
@@ -34,6 +34,11 @@ _TOO_LARGE: Final = 413
 _SLOW_DOWN: Final = 429
 #: The whole server, not one batch, is the reason.
 _BUSY: Final = frozenset({502, 503, 504, 507})
+
+#: How often a batch whose times are refused is sent again, and the first pause before that, in
+#: which the clocks are compared.
+_CLOCK_TRIES: Final = 3
+_CLOCK_S: Final = 2.0
 
 #: Batches of one stream, before another gets its turn.
 _TURN: Final = 64
@@ -56,7 +61,7 @@ class Sender:
     say
         For people.
     clock_state
-        (offset to the server's clock, its error), ns, if known.
+        (offset to the server's clock, its error), ns, if known; given how often the batch is sent.
 
     Attributes
     ----------
@@ -64,6 +69,8 @@ class Sender:
         Largest body that the server takes, as it said.
     sent, events
         Batches and events that were acknowledged.
+    wants_clock
+        Whether the clocks should be compared soon.
     """
 
     def __init__(
@@ -72,10 +79,11 @@ class Sender:
         pace: Pace,
         settings: AgentSettings,
         say: Say,
-        clock_state: Callable[[], tuple[int, int] | None],
+        clock_state: Callable[[int], tuple[int, int] | None],
     ) -> None:
         self.body_limit = _DEFAULT_LIMIT_BYTES
         self.sent = self.events = 0
+        self.wants_clock = False
         self._link, self._pace, self._settings = link, pace, settings
         self._say, self._clock_state = say, clock_state
         self._lock = threading.Lock()
@@ -106,7 +114,7 @@ class Sender:
                     shipper.numbering.epoch,
                     message,
                     attempt=shipper.tries,
-                    clock=self._clock_state(),
+                    clock=self._clock_state(shipper.tries),
                 )
             except TransportError as error:
                 self._pace.failed()
@@ -144,7 +152,8 @@ class Sender:
         if status == _SLOW_DOWN:
             self._pace.pause(retry_after_s(response.headers, 1.0))
             return
-        pace = self._pace if status in _BUSY else stream
+        whole = status in _BUSY and slug_of(response) != Problem.DECODER_DIED
+        pace = self._pace if whole else stream
         pace.failed(retry_after_s(response.headers, 0.0))
         self._say("server", f"the server answered {named(response)}; trying again")
 
@@ -174,7 +183,23 @@ class Sender:
         self._say("token", "")
         shipper.acknowledged(next_seq)
 
+    def _clock_may_be_why(self, shipper: Shipper, response: Response) -> bool:
+        """Whether the batch should be sent again when the clocks were compared anew.
+
+        If the server's clock was set, times that are right lie outside of what it takes, until it
+        is told the new offset; if this host's was, those of before need the old one.
+        """
+        spec = shipper.spec
+        timed = spec.mode == "live" and spec.time == "unix"
+        if not timed or slug_of(response) != Problem.WRONG_VALUES or shipper.tries > _CLOCK_TRIES:
+            return False
+        self.wants_clock = True
+        shipper.pace.pause(_CLOCK_S * shipper.tries)
+        return True
+
     def _bury(self, shipper: Shipper, response: Response) -> None:
+        if self._clock_may_be_why(shipper, response):
+            return
         message = shipper.pending
         shipper.refused(response.status, slug_of(response))
         if message is not None:

@@ -132,8 +132,8 @@ class Shipper:
         Pauses of this stream alone.
     dead_bytes
         Refused batches that are kept.
-    wall
-        Unix seconds.
+    wall, clock
+        Unix seconds, and seconds that never go back.
 
     Attributes
     ----------
@@ -169,6 +169,7 @@ class Shipper:
         *,
         dead_bytes: int,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.pace = folder, pace
         self.spec = read_spec(folder)
@@ -178,7 +179,7 @@ class Shipper:
         self.dropped: Counter[str] = Counter()
         self.wants_hello, self.lagging, self.ended = True, False, False
         self.blocked = ""
-        self._reader, self._wall = SpoolReader(folder), wall
+        self._reader, self._wall, self._clock = SpoolReader(folder), wall, clock
         self._since: float | None = None
         self._dead_bytes = dead_bytes
         self._wire = 0
@@ -413,7 +414,7 @@ class Shipper:
         if next_seq >= held or next_seq < self.numbering.lead:
             self._hole = None
             return next_seq
-        old, now = self._hole, self._wall()
+        old, now = self._hole, self._clock()
         self._hole = _Hole(next_seq, now if old is None else old.since)
         if now - self._hole.since >= _HOLE_S:
             return next_seq

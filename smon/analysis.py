@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smon.attribute.groups import MAX_GROUPS, MAX_RANKS, Group, groups_of
 from smon.attribute.interval import bootstrap_interval
 from smon.attribute.ledger import ledger, ledger_note
 from smon.attribute.shares import (
@@ -29,13 +30,14 @@ from smon.errors import NothingUsableError, SimulationError
 from smon.plan.planner import plan
 from smon.prepare import Prepared, prepare
 from smon.report import (
+    MAX_SIMULATION_ERROR_RATIO,
     MIN_STEPS,
     ClockPart,
     Cost,
     FixPart,
+    GroupPart,
     JobPart,
     JobReport,
-    LayoutPart,
     LedgerEntry,
     QualityPart,
     SkippedStep,
@@ -44,10 +46,12 @@ from smon.report import (
     StepTime,
     WindowPart,
     WorkerPart,
+    WorstPart,
+    job_part,
+    report_without_numbers,
 )
 from smon.simulate.cube import Changes
 from smon.simulate.whatif import Worker
-from smon.simulate.window import Window
 from smon.topology import Layout
 from smon.trace.context import Context
 from smon.trace.meta import Job
@@ -56,12 +60,8 @@ from smon.trace.table import OpTable
 #: Called with (phase, done, total).
 Progress = Callable[[str, int, int], None]
 
-#: Above this the replay does not reproduce the trace, and nothing that follows can be trusted; the
-#: paper drops such jobs (section 4).
-MAX_SIMULATION_ERROR_RATIO = 0.05
-
-#: Planning searches, so its cost grows faster than that of the analysis: for windows above this
-#: number of ops it is left to ``smon plan``.
+#: Planning searches, so its cost grows faster than that of the analysis: of windows above this
+#: number of ops, it is done on some steps.
 MAX_PLAN_OPS = 4_000_000
 
 
@@ -79,15 +79,21 @@ class Options:
         (dp, stage) of the workers for the `repaired` reference; by default the suspects.
     history
         The job's earlier windows.
+    fixes
+        What fixes would buy, where it is known; None: work it out.
     progress
         Called as the analysis goes on.
+    max_plan_ops
+        Of more ops, what fixes buy is worked out on some steps.
     """
 
     notes: tuple[str, ...] = ()
     price_per_gpu_hour: float | None = None
     repair: tuple[tuple[int, int], ...] = ()
     history: History | None = None
+    fixes: tuple[FixPart, ...] | None = None
     progress: Progress | None = None
+    max_plan_ops: int = MAX_PLAN_OPS
 
 
 _DEFAULT = Options()
@@ -209,14 +215,14 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
     waste = 1.0 - 1.0 / paper
     parts = ledger(window, ideal, engine, times)
     sampled = ledger_note(window, times)
-    ops = sum(part.row.size for part in window.parts)
-    plans = ops <= MAX_PLAN_OPS
+    groups = _groups(studied)
+    fixes, planned = planned_fixes(studied, options)
     notes = (
         *options.notes,
         *diagnosis.notes,
         *standout_notes(times, window.steps),
         *([sampled] if sampled else []),
-        *([] if plans else ["fixes are left out of the report of so large a window: smon plan"]),
+        *planned,
     )
     return JobReport(
         job=_job_part(prepared.job),
@@ -231,21 +237,51 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
             launch=float(slowdown(times.recorded, times.simulated)),
         ),
         waste_ratio=waste,
-        per_step=_per_step(window, times),
+        per_step=_per_step(prepared, times),
         by_optype=_ratios(times.by_optype, times),
         by_dp_rank=_numbered(slowdown(times.by_dp_rank, times.ideal)),
         by_stage=_numbered(slowdown(times.by_stage, times.ideal)),
         workers=_workers(prepared, times, approximate),
         worker_share=fixed_share(window, ideal, engine, times, slowest_workers(approximate)),
         last_stage_share=fixed_share(window, ideal, engine, times, last_stage),
+        groups=tuple(_group_part(group) for group in groups[:MAX_GROUPS]),
+        groups_count=len(groups),
         cost=_cost(prepared.job.layout, waste, options.price_per_gpu_hour),
         ledger=tuple(
             LedgerEntry(str(part.factor), part.excess_ns / 1e9, part.share) for part in parts
         ),
         verdict="insufficient_data" if len(window.steps) < MIN_STEPS else diagnosis.verdict,
         findings=diagnosis.findings,
-        fixes=fixes_of(studied, options.price_per_gpu_hour) if plans else (),
+        fixes=fixes,
     )
+
+
+def planned_fixes(studied: Study, options: Options) -> tuple[tuple[FixPart, ...], list[str]]:
+    """What fixes would buy, and a note if only some steps were looked at for that."""
+    if options.fixes is not None:
+        return options.fixes, []
+    window = studied.prepared.window
+    ops, steps = sum(part.row.size for part in window.parts), window.steps
+    if ops <= options.max_plan_ops:
+        return fixes_of(studied, options.price_per_gpu_hour), []
+    some = evenly(steps.tolist(), max(int(len(steps) * options.max_plan_ops / ops), MIN_STEPS))
+    fixes = fixes_of(_of_steps(studied, some), options.price_per_gpu_hour)
+    note = f"what fixes buy was worked out on {len(some)} of {len(steps)} steps, evenly spread"
+    return fixes, [note] if fixes else []
+
+
+def _of_steps(studied: Study, steps: Sequence[int]) -> Study:
+    """The study of some steps of a window, against the ideal durations of all of it."""
+    prepared = studied.prepared
+    table = prepared.table.take(np.isin(prepared.table.step, steps))
+    part = prepare(table, prepared.job, prepared.context, ideal=prepared.ideal)
+    return study(part, None, studied.evidence.history)
+
+
+def evenly(steps: Sequence[int], count: int) -> list[int]:
+    """So many of these steps, the first and the last among them."""
+    places = np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)
+    return [int(steps[place]) for place in np.unique(places).tolist()]
 
 
 def _against_history(studied: Study) -> float | None:
@@ -270,9 +306,9 @@ def _repaired(studied: Study, chosen: Sequence[Worker]) -> float | None:
 def empty_report(job: Job, error: NothingUsableError, options: Options = _DEFAULT) -> JobReport:
     """The report of a window in which nothing can be analysed: no numbers, but all reasons."""
     steps = [step for step, _ in error.skipped] or [0]
-    return JobReport(
-        job=_job_part(job),
-        window=WindowPart(
+    return report_without_numbers(
+        _job_part(job),
+        WindowPart(
             first_step=min(steps),
             last_step=max(steps),
             steps=len(error.skipped),
@@ -280,26 +316,13 @@ def empty_report(job: Job, error: NothingUsableError, options: Options = _DEFAUL
             skipped=tuple(SkippedStep(step, reason) for step, reason in error.skipped),
             coverage_ratio=0.0,
         ),
-        quality=QualityPart(None, ClockPart(None, None), (*options.notes, str(error))),
-        step_time=StepTime(None, None, None),
-        slowdown=Slowdown(None, None, None, None, None),
-        waste_ratio=None,
-        per_step=(),
-        by_optype={},
-        by_dp_rank={},
-        by_stage={},
-        workers=(),
-        worker_share=None,
-        last_stage_share=None,
-        cost=Cost(None, None, options.price_per_gpu_hour),
-        verdict="insufficient_data",
+        (*options.notes, str(error)),
+        options.price_per_gpu_hour,
     )
 
 
 def _job_part(job: Job) -> JobPart:
-    layout = job.layout
-    sizes = LayoutPart(layout.dp, layout.pp, layout.tp, layout.cp, layout.ep, layout.vpp)
-    return JobPart(job.job_id, job.attempt, sizes, layout.world_size)
+    return job_part(job.job_id, job.attempt, job.layout)
 
 
 def _window_part(prepared: Prepared) -> WindowPart:
@@ -346,9 +369,11 @@ def _step_time(times: StepTimes) -> StepTime:
     return StepTime(*means)
 
 
-def _per_step(window: Window, times: StepTimes) -> tuple[StepPart, ...]:
+def _per_step(prepared: Prepared, times: StepTimes) -> tuple[StepPart, ...]:
+    window, layout = prepared.window, prepared.job.layout
     optypes = {name: part / times.ideal for name, part in times.by_optype.items()}
     dp_ranks, stages = times.by_dp_rank / times.ideal, times.by_stage / times.ideal
+    workers = times.by_worker / times.ideal
     return tuple(
         StepPart(
             step=int(step),
@@ -359,8 +384,40 @@ def _per_step(window: Window, times: StepTimes) -> tuple[StepPart, ...]:
             by_optype={name: float(part[index]) for name, part in optypes.items()},
             by_dp_rank=_numbered(dp_ranks[:, index]),
             by_stage=_numbered(stages[:, index]),
+            worst=_worst(workers[:, :, index], layout),
         )
         for index, step in enumerate(window.steps)
+    )
+
+
+def _worst(workers: np.ndarray, layout: Layout) -> WorstPart | None:
+    """Of (dp_ranks, stages) slowdowns the highest."""
+    if np.isnan(workers).all():
+        return None
+    dp, stage = (int(index) for index in np.unravel_index(np.nanargmax(workers), workers.shape))
+    return WorstPart(dp, stage, layout.rank(dp, stage), float(workers[dp, stage]))
+
+
+def _groups(studied: Study) -> list[Group]:
+    """Without aligned clocks transfer times mean nothing, and no group is shown."""
+    if not studied.prepared.alignment.aligned:
+        return []
+    prepared, evidence = studied.prepared, studied.evidence
+    return groups_of(prepared.window, prepared.job.layout, evidence.recorded_work)
+
+
+def _group_part(group: Group) -> GroupPart:
+    return GroupPart(
+        kind=group.kind,
+        dp=group.dp,
+        stage=group.stage,
+        members=len(group.ranks),
+        ranks=group.ranks[:MAX_RANKS],
+        transfer_p50_s=group.p50 / 1e9,
+        transfer_p99_s=group.p99 / 1e9,
+        peers_p50_s=None if group.peers_p50 is None else group.peers_p50 / 1e9,
+        last_rank=group.last,
+        last_share=group.last_share,
     )
 
 

@@ -12,12 +12,12 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from smon import __version__
+from smon.commands.shared import Progress, price, progress_bar
 from smon.errors import ConfigError, NothingUsableError, SMonError
 
 if TYPE_CHECKING:
@@ -33,13 +33,8 @@ EXIT_USAGE = 2
 EXIT_INSUFFICIENT = 3
 _EXIT_INTERRUPTED = 130
 
-#: No GPU costs that per hour; larger numbers are typing errors.
-_MAX_PRICE = 1e6
 #: No stage has a million layers.
 _MAX_DIGITS = 7
-
-#: Called with (phase, done, total).
-Progress = Callable[[str, int, int], None]
 
 _EXIT_CODES = """\
 exit codes: 0 analysed, 2 bad usage or unreadable input, 3 insufficient data
@@ -100,7 +95,18 @@ def _parser() -> _Parser:
 
 
 #: Modules of `smon.commands`, in the order of the help.
-_SERVICE = ("demo", "serve", "worker", "import_", "db", "token", "backup", "config")
+_SERVICE = (
+    "demo",
+    "serve",
+    "worker",
+    "import_",
+    "fleet",
+    "db",
+    "token",
+    "backup",
+    "config",
+    "notify",
+)
 
 
 def _add_service(commands: _SubParsersAction[_Parser]) -> None:
@@ -177,7 +183,7 @@ def _add_trace_arguments(parser: _Parser) -> None:
     )
     parser.add_argument(
         "--price",
-        type=_price,
+        type=price,
         metavar="USD_PER_GPU_HOUR",
         help="price of one GPU for one hour: adds what the loss costs",
     )
@@ -267,16 +273,6 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = -1.0
-    if not 0.0 <= price < _MAX_PRICE:
-        raise argparse.ArgumentTypeError(f"expected a price such as 2.5, found {text!r}")
-    return price
-
-
 def _worker(text: str) -> tuple[int, int]:
     dp, _, stage = text.partition(",")
     if not (dp.isdigit() and stage.isdigit()):
@@ -285,7 +281,7 @@ def _worker(text: str) -> tuple[int, int]:
 
 
 def _analyze(parsed: argparse.Namespace) -> int:
-    with _progress() as progress:
+    with progress_bar() as progress:
         trace = _load(parsed, progress)
         report = _report(parsed, trace, progress)
     if parsed.json:
@@ -298,6 +294,9 @@ def _analyze(parsed: argparse.Namespace) -> int:
             f"step {part.step}: {part.reason}" for part in report.window.skipped[:1]
         )
         line = f"insufficient data: {used} of {report.window.steps} steps usable"
+        untimed = not report.window.steps or report.series is not None
+        if untimed and report.quality.notes:
+            line = f"insufficient data: {report.quality.notes[-1]}"
         print(f"smon analyze: {line}{'; ' + reasons if reasons else ''}", file=sys.stderr)
         return EXIT_INSUFFICIENT
     return EXIT_OK
@@ -317,6 +316,15 @@ def _load(parsed: argparse.Namespace, progress: Progress) -> Trace:
 
 
 def _report(parsed: argparse.Namespace, trace: Trace, progress: Progress) -> JobReport:
+    from smon.report import ReportOptions
+    from smon.reports import WITHOUT_OPS, kind_of, report_without_ops
+
+    why = WITHOUT_OPS.get(kind_of(trace))
+    if why is not None:
+        _refuse_what_needs_ops(parsed, why)
+    without = report_without_ops(trace, ReportOptions(trace.notes, parsed.price))
+    if without is not None:
+        return without
     from smon.analysis import Options, analyze_prepared, empty_report
     from smon.prepare import prepare
     from smon.trace.context import context_beside
@@ -329,7 +337,7 @@ def _report(parsed: argparse.Namespace, trace: Trace, progress: Progress) -> Job
         progress=progress,
     )
     try:
-        prepared = prepare(trace.table, trace.job, context_beside(parsed.paths))
+        prepared = prepare(trace.table, trace.job, trace.evidence(context_beside(parsed.paths)))
     except NothingUsableError as error:
         return empty_report(trace.job, error, options)
     report = analyze_prepared(prepared, options)
@@ -338,6 +346,11 @@ def _report(parsed: argparse.Namespace, trace: Trace, progress: Progress) -> Job
 
         write_timeline(prepared, parsed.timeline, progress=progress)
     return report
+
+
+def _refuse_what_needs_ops(parsed: argparse.Namespace, why: str) -> None:
+    if parsed.timeline is not None or parsed.repair or parsed.history:
+        raise ConfigError(f"--timeline, --repair and --history need ops, and {why}")
 
 
 def _history(paths: Sequence[Path], job_id: str) -> History | None:
@@ -363,9 +376,9 @@ def _plan(parsed: argparse.Namespace) -> int:
     from smon.render.plan import print_plan
     from smon.trace.context import context_beside
 
-    with _progress() as progress:
+    with progress_bar() as progress:
         trace = _load(parsed, progress)
-        prepared = prepare(trace.table, trace.job, context_beside(parsed.paths))
+        prepared = prepare(trace.ops(), trace.job, trace.evidence(context_beside(parsed.paths)))
         studied = study(prepared, progress)
         fixes = fixes_of(studied, parsed.price, parsed.layers)
         expected = forecast(studied.evidence, suspects=studied.diagnosis.suspects())
@@ -380,26 +393,6 @@ def _print(report: JobReport) -> None:
     from smon.render import print_report
 
     print_report(report, Console(highlight=False, emoji=False, markup=False))
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on stderr if that is a terminal, nothing otherwise."""
-    if not sys.stderr.isatty():
-        yield lambda _phase, _done, _total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        tasks = {}
-
-        def show(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase)
-            bars.update(tasks[phase], completed=done, total=total)
-
-        yield show
 
 
 def _synth(parsed: argparse.Namespace) -> int:

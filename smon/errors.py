@@ -12,6 +12,7 @@ SMonError
 │   └── UnpairedError        a send without its receive, or the other way round
 ├── SimulationError   a what-if that the trace cannot answer
 ├── WireError         a batch or request that breaks the protocol between agent and server
+├── TaskLostError     a process or a node ended before the work that it had
 └── StoreError        the database, an object or the log on disk cannot be used
     ├── ConflictError        what is asked for contradicts what is stored
     ├── MissingError         there is no such thing, or it is another tenant's
@@ -111,6 +112,10 @@ class WireError(SMonError):
         super().__init__(message)
         self.problem = problem
         self.retry_after_s = retry_after_s
+
+
+class TaskLostError(SMonError):
+    """A process or a node ended before the work that it had."""
 
 
 class StoreError(SMonError):

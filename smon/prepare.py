@@ -7,6 +7,7 @@ Flow: `smon.trace`, `smon.graph`, `smon.simulate` → **here** → `smon.analysi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from smon.errors import CycleError, GraphError, NothingUsableError, TopologyError
 from smon.graph.build import Graph, build_graph
 from smon.graph.fill import fill_missing
-from smon.graph.program import compile_programs
+from smon.graph.program import Program, compile_programs
 from smon.graph.structure import Replicas, group_lanes
 from smon.graph.stuck import Stuck, find_stuck
 from smon.ops import STREAM_COMPUTE
@@ -27,6 +28,7 @@ from smon.simulate.window import Window, make_window
 from smon.topology import Layout
 from smon.trace.context import Context
 from smon.trace.grid import Grid, make_grid
+from smon.trace.jumps import Jump, without_jumps
 from smon.trace.meta import Job
 from smon.trace.quality import Quality, assess
 from smon.trace.table import OpTable
@@ -73,8 +75,23 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(table: OpTable, job: Job, context: Context | None = None) -> Prepared:
+def prepare(
+    table: OpTable,
+    job: Job,
+    context: Context | None = None,
+    *,
+    ideal: Ideal | None = None,
+    grid: Grid | None = None,
+) -> Prepared:
     """Build the graphs of a window and measure its durations.
+
+    Parameters
+    ----------
+    ideal
+        Ideal durations of a larger window that this one is a part of: they hold instead of its
+        own, and no step is taken for warm-up.
+    grid
+        The grid of this table, where it is known already.
 
     Raises
     ------
@@ -84,14 +101,15 @@ def prepare(table: OpTable, job: Job, context: Context | None = None) -> Prepare
         The table has workers outside the layout.
     """
     _check_layout(table, job.layout)
-    grid = make_grid(table)
+    table, jumps = without_jumps(table)
+    grid = make_grid(table) if grid is None or jumps else grid
     quality = assess(grid, job.layout)
     groups = group_lanes(grid, quality, job.layout)
-    graphs, broken = _graphs(groups)
+    graphs, programs, broken = _graphs(groups)
     skipped = _skipped(grid, quality, groups, broken)
     context = context or Context()
     hosts = _host_numbers(job.layout, context)
-    simulated = _engine(grid, _Lanes(job.layout, groups, graphs, hosts), skipped)
+    simulated = _engine(grid, _Lanes(job.layout, groups, graphs, programs, hosts), skipped, ideal)
     window, engine, alignment = simulated.window, simulated.engine, simulated.alignment
     return Prepared(
         job=job,
@@ -111,6 +129,7 @@ def prepare(table: OpTable, job: Job, context: Context | None = None) -> Prepare
             *_table_notes(table, grid),
             *quality.notes,
             *_window_notes(window),
+            *_jump_notes(job.layout, jumps),
             *_clock_notes(job.layout, alignment),
         ),
     )
@@ -137,8 +156,10 @@ def _gaps(grid: Grid, window: Window) -> Floats:
     return gaps
 
 
-def _graphs(groups: list[Replicas]) -> tuple[list[Graph | None], dict[int, str]]:
-    """Graph of each group, None where its ops form none; and why, by group."""
+def _graphs(
+    groups: list[Replicas],
+) -> tuple[list[Graph | None], list[Program], dict[int, str]]:
+    """Graph of each group, None where its ops form none; their programs; and why, by group."""
     graphs: list[Graph | None] = []
     broken: dict[int, str] = {}
     for number, replicas in enumerate(groups):
@@ -148,25 +169,33 @@ def _graphs(groups: list[Replicas]) -> tuple[list[Graph | None], dict[int, str]]
             graphs.append(None)
             broken[number] = str(error)
     try:
-        compile_programs([graph for graph in graphs if graph is not None])
+        programs = compile_programs([graph for graph in graphs if graph is not None])
     except CycleError:
-        _leave_out_cycles(graphs, broken)
-    return graphs, broken
+        programs = _leave_out_cycles(graphs, broken)
+    return graphs, programs, broken
 
 
-def _leave_out_cycles(graphs: list[Graph | None], broken: dict[int, str]) -> None:
-    """Leave out the graphs with cycles, then those that contradict a more frequent one."""
+def _leave_out_cycles(graphs: list[Graph | None], broken: dict[int, str]) -> list[Program]:
+    """Leave out the graphs with cycles, then those that contradict a more frequent one.
+
+    Returns
+    -------
+    list of Program
+        Of the graphs that are left.
+    """
+    programs: list[Program] = []
     for together in (False, True):
         sound: list[Graph] = []
         for number, graph in enumerate(graphs):
             if graph is None:
                 continue
             try:
-                compile_programs([*sound, graph] if together else [graph])
+                programs = compile_programs([*sound, graph] if together else [graph])
                 sound.append(graph)
             except CycleError as error:
                 graphs[number] = None
                 broken[number] = str(error)
+    return programs
 
 
 def _skipped(
@@ -188,11 +217,15 @@ def _nothing_usable(grid: Grid, skipped: dict[int, str]) -> NothingUsableError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lanes:
-    """Lanes by structure with their graphs (None: broken), and (dp, stage) host numbers."""
+    """Lanes by structure with their graphs (None: broken), and (dp, stage) host numbers.
+
+    `programs` are those of all sound graphs together.
+    """
 
     layout: Layout
     groups: list[Replicas]
     graphs: list[Graph | None]
+    programs: list[Program]
     hosts: NDArray[np.intp] | None
 
 
@@ -219,15 +252,17 @@ class _Simulated:
     warmup: tuple[tuple[int, float], ...]
 
 
-def _engine(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> _Simulated:
+def _engine(
+    grid: Grid, lanes: _Lanes, skipped: dict[int, str], ideal_given: Ideal | None
+) -> _Simulated:
     """The window without warm-up and without steps whose ops take no time.
 
     Those are added to `skipped`.
     """
-    warmup: tuple[tuple[int, float], ...] | None = None
+    warmup: tuple[tuple[int, float], ...] | None = None if ideal_given is None else ()
     while len(skipped) < len(grid.steps):
         window, alignment = _window(grid, lanes, skipped)
-        engine = Engine(window, measure_ideal(window.parts))
+        engine = Engine(window, _ideal(window, ideal_given))
         recorded = window.recorded()
         idle = (recorded <= 0.0) | (engine.ideal_step_ns <= 0.0)
         skipped.update((step, "its ops take no time") for step in window.steps[idle].tolist())
@@ -240,6 +275,14 @@ def _engine(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> _Simulated:
                 continue
         return _Simulated(window, engine, alignment, warmup)
     raise _nothing_usable(grid, skipped)
+
+
+def _ideal(window: Window, given: Ideal | None) -> Ideal:
+    """Ideal durations as given, or measured where none are."""
+    measured = measure_ideal(window.parts)
+    if given is None:
+        return measured
+    return Ideal(np.where(np.isnan(given.by_optype), measured.by_optype, given.by_optype))
 
 
 def _warmup(window: Window, recorded: Floats, ideal: Floats) -> tuple[tuple[int, float], ...]:
@@ -275,6 +318,9 @@ def _window(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> tuple[Window,
         if graph is not None and mine.any():
             kept.append(replicas if mine.all() else _only_lanes(replicas, mine))
             sound.append(graph)
+    # Of fewer graphs, programs can have other phases.
+    same = [program.graph for program in lanes.programs] == sound
+    programs = lanes.programs if same else compile_programs(sound)
     filled = [
         fill_missing(
             replicas,
@@ -282,7 +328,7 @@ def _window(grid: Grid, lanes: _Lanes, skipped: dict[int, str]) -> tuple[Window,
             number[grid.lane_step[replicas.lanes]],
             grid.lane_dp[replicas.lanes],
         )
-        for replicas, program in zip(kept, compile_programs(sound), strict=True)
+        for replicas, program in zip(kept, programs, strict=True)
     ]
     stages, dp_ranks = lanes.layout.pp, lanes.layout.dp
     alignment = align(
@@ -353,6 +399,18 @@ def _misalignment(alignment: Alignment) -> str:
         )
     typical = alignment.residual_ns / 1e6
     return f"ends of the same communication differ, typically by {typical:.1f} ms, on some far more"
+
+
+def _jump_notes(layout: Layout, jumps: Sequence[Jump]) -> list[str]:
+    """Which clocks were set, and when."""
+    notes = [
+        f"the clock of rank {layout.rank(jump.dp, jump.stage)} (DP rank {jump.dp}, stage "
+        f"{jump.stage}) was set {jump.ahead_ns / 1e9:+.3f} s before step {jump.step}; its times "
+        "were corrected"
+        for jump in jumps[:_MAX_CLOCKS]
+    ]
+    more = len(jumps) - _MAX_CLOCKS
+    return [*notes, f"so were clocks {more} more times"] if more > 0 else notes
 
 
 def _clock_notes(layout: Layout, alignment: Alignment) -> list[str]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, Final
+
+from smon.topology import Layout
 
 SCHEMA: Final = "smon.report/1"
 
@@ -35,7 +38,16 @@ _ORDER: Final = (
     "findings",
     "fixes",
     "cost",
+    "groups",
+    "groups_count",
+    "collectives",
+    "collectives_count",
+    "series",
 )
+
+#: Above this the replay does not reproduce the trace, and nothing that follows can be trusted; the
+#: paper drops such jobs (section 4).
+MAX_SIMULATION_ERROR_RATIO: Final = 0.05
 
 #: Fewer steps cannot show anything but themselves (``docs/method.md`` section 6.3).
 MIN_STEPS: Final = 2
@@ -156,6 +168,16 @@ class Slowdown:
 
 
 @dataclass(frozen=True, slots=True)
+class WorstPart:
+    """The worker that slows a step down most: `slowdown` is its S_w in that step."""
+
+    dp: int
+    stage: int
+    rank: int
+    slowdown: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepPart:
     """One step; the `by_` maps are S_t, S_dp and S_stage of this step."""
 
@@ -167,6 +189,7 @@ class StepPart:
     by_optype: dict[str, float]
     by_dp_rank: dict[str, float]
     by_stage: dict[str, float]
+    worst: WorstPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +202,138 @@ class WorkerPart:
     host: str | None
     slowdown: float | None
     approx_slowdown: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPart:
+    """One communicator: its transfers beside those of comparable ones, and who comes last.
+
+    Attributes
+    ----------
+    kind
+        As the keys of `by_optype`.
+    dp, stage
+        Of a collective over DP ranks: its stage. Of a link: its DP rank and the stage it leads to.
+    ranks
+        The first sixteen of `members`.
+    transfer_p50_s, transfer_p99_s
+        From the last arrival to the end.
+    peers_p50_s
+        Median of the comparable groups.
+    last_rank, last_share
+        Who comes last most often, and in which part of the transfers.
+    """
+
+    kind: str
+    dp: int | None
+    stage: int | None
+    members: int
+    ranks: tuple[int, ...]
+    transfer_p50_s: float
+    transfer_p99_s: float
+    peers_p50_s: float | None
+    last_rank: int | None
+    last_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePart:
+    """One collective of one step: who came last, and what the others waited.
+
+    Attributes
+    ----------
+    index
+        Its place in the step.
+    kind
+        What it does, e.g. ``all-reduce``.
+    group
+        The communicator's description, else its name.
+    members, ranks
+        How many take part (and have a file); the first sixteen of them.
+    size_bytes
+        Payload.
+    transfer_s
+        Shortest duration of the members: the last to arrive waits for nobody.
+    last_rank
+        Who came last.
+    late_s
+        How long the typical other member waited for it.
+    waits_s
+        What each of `ranks` waited.
+    """
+
+    step: int
+    index: int
+    kind: str
+    group: str
+    members: int
+    ranks: tuple[int, ...]
+    size_bytes: int | None
+    transfer_s: float
+    last_rank: int
+    late_s: float
+    waits_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StretchPart:
+    """Consecutive values of a series: a burst, or a level.
+
+    Attributes
+    ----------
+    points, slow_points
+        How many values, and how many of them are slow.
+    median_s
+        Typical value.
+    """
+
+    first_step: int
+    last_step: int
+    points: int
+    slow_points: int
+    median_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPart:
+    """One part of the step, as a log has it: medians of its lowest and highest values."""
+
+    name: str
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPart:
+    """Step times of a whole job, without ranks.
+
+    Attributes
+    ----------
+    points, warmup_points
+        Values, and how many of the first ones are warm-up: all else is about the others.
+    median_s, p05_s, p95_s, p99_s, max_s, max_step
+        Their distribution, and where the largest is.
+    slow_ratio, slow_points
+        How many are above `slow_ratio` medians.
+    bursts
+        Where slow values are dense.
+    levels
+        Stretches of one typical value each; one if the level never changes.
+    """
+
+    points: int
+    warmup_points: int
+    median_s: float
+    p05_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+    max_step: int
+    slow_ratio: float
+    slow_points: int
+    bursts: tuple[StretchPart, ...]
+    levels: tuple[StretchPart, ...]
+    sections: tuple[SectionPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +471,11 @@ class JobReport:
     worker_share: float | None
     last_stage_share: float | None
     cost: Cost
+    groups: tuple[GroupPart, ...] = ()
+    groups_count: int = 0
+    collectives: tuple[CollectivePart, ...] = ()
+    collectives_count: int = 0
+    series: SeriesPart | None = None
     verdict: str = "none"
     ledger: tuple[LedgerEntry, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -327,18 +487,69 @@ class JobReport:
         plain = _plain(self)
         return {name: plain[name] for name in _ORDER}
 
+    def findings_as_dicts(self) -> list[dict[str, Any]]:
+        """The findings as in `to_dict`, without the rest."""
+        return [_plain(finding) for finding in self.findings]
+
     def to_json(self, *, indent: int | None = None) -> str:
         """One JSON document; never NaN or infinity."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What a report is made with: notes of the reader, and the price of a GPU for one hour."""
+
+    notes: tuple[str, ...] = ()
+    price_per_gpu_hour: float | None = None
+
+
+def job_part(job_id: str, attempt: int, layout: Layout) -> JobPart:
+    """Which job a report is about."""
+    sizes = LayoutPart(layout.dp, layout.pp, layout.tp, layout.cp, layout.ep, layout.vpp)
+    return JobPart(job_id, attempt, sizes, layout.world_size)
+
+
+def report_without_numbers(
+    job: JobPart,
+    window: WindowPart,
+    notes: tuple[str, ...] = (),
+    price_per_gpu_hour: float | None = None,
+) -> JobReport:
+    """A report in which every number is unknown; `notes` say why."""
+    return JobReport(
+        job=job,
+        window=window,
+        quality=QualityPart(None, ClockPart(None, None), notes),
+        step_time=StepTime(None, None, None),
+        slowdown=Slowdown(None, None, None, None, None),
+        waste_ratio=None,
+        per_step=(),
+        by_optype={},
+        by_dp_rank={},
+        by_stage={},
+        workers=(),
+        worker_share=None,
+        last_stage_share=None,
+        cost=Cost(None, None, price_per_gpu_hour),
+        verdict="insufficient_data",
+    )
+
+
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any part of a report
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    names = _names(type(value))  # type: ignore[arg-type]  # every class can be hashed
+    if names is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
     return value
+
+
+@cache
+def _names(kind: type[object]) -> tuple[str, ...] | None:
+    """Fields of a part of a report, None for plain values: there are few kinds, and many parts."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None

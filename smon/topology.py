@@ -19,6 +19,16 @@ _PART = re.compile(r"(tp|cp|dsp|ep|dp|pp|vpp)(\d{1,7})")
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Coordinates of a rank; those of its worker are `dp` and `stage`."""
+
+    dp: int
+    stage: int
+    tp: int
+    cp: int
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Sizes of the parallel dimensions; each at least 1.
 
@@ -55,6 +65,21 @@ class Layout:
     def rank(self, dp: int, stage: int, tp: int = 0, cp: int = 0) -> int:
         """Global rank at these coordinates."""
         return tp + self.tp * (cp + self.cp * (dp + self.dp * stage))
+
+    def place(self, rank: int) -> Place:
+        """Coordinates of a global rank; `rank` in reverse.
+
+        Raises
+        ------
+        TopologyError
+            There is no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            raise TopologyError(f"expected a rank below {self.world_size}, found {rank}")
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        stage, dp = divmod(rest, self.dp)
+        return Place(dp, stage, tp, cp)
 
     def __str__(self) -> str:
         sizes = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "vpp": self.vpp}

@@ -134,7 +134,7 @@ def bare_structure(optype: NDArray[np.intp]) -> Structure:
     zero = np.zeros(count, np.intp)
     return Structure(
         1, zero, optype.astype(np.intp), np.arange(count), {}, (_EMPTY,), (_EMPTY,),
-        np.zeros(count, bool), none, none, overlap=False,
+        np.zeros(count, bool), none, none, overlap=False, reduces_first=False,
     )  # fmt: skip
 
 

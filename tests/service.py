@@ -9,6 +9,7 @@ A folder of tests takes the fixtures that it needs into its ``conftest.py``::
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import shutil
@@ -16,9 +17,11 @@ import subprocess
 import tempfile
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import psycopg
@@ -33,11 +36,30 @@ from smon.store.schema import upgrade
 from smon.trace.table import OpTable
 from smon.wire import arrow
 
+T = TypeVar("T")
+
 #: Database from which those of the tests are cloned.
 _TEMPLATE = "smon_template"
 
 #: Where Debian keeps PostgreSQL; the newest that is there is taken.
 _SYSTEM = Path("/usr/lib/postgresql")
+
+
+# --- asyncio --------------------------------------------------------------------------------
+
+
+def run_aside(
+    main: Callable[[], Coroutine[Any, Any, T]],
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> T:
+    """Run it in an event loop of its own, in a thread: the browser's may run in this one."""
+
+    def run() -> T:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(main())
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
 
 
 # --- SQLite ---------------------------------------------------------------------------------
@@ -234,6 +256,11 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture
 def s3_root() -> str:
     """A new bucket of an S3 server in this process as root of the event files."""
+    return new_bucket()
+
+
+def new_bucket() -> str:
+    """The root of event files that `s3_root` gives."""
     server = _s3_server()
     if not server:
         pytest.skip("NO S3: expected moto[server]")

@@ -331,3 +331,20 @@ def test_progress_comes_to_its_end() -> None:
     assert done == sorted(done)
     assert seen[-1][1] == seen[-1][2]
     assert len({total for _, _, total in seen}) == 1
+
+
+def test_fixes_of_a_large_window_come_from_some_steps() -> None:
+    """As those of all steps, within what their noise allows, and said so."""
+    slow = SlowCompute(stage=1, dp=2, forward=1.3, backward=1.3)
+    made = generate(Scenario(dp=4, pp=4, microbatches=8, steps=24, faults=(slow,), seed=3))
+    whole = analyze(made.table, made.job)
+    some = analyze(made.table, made.job, Options(max_plan_ops=len(made.table) // 3))
+    names = [fix.fix for fix in whole.fixes]
+    assert "replace_workers" in names
+    assert [fix.fix for fix in some.fixes] == names
+    for one, other in zip(whole.fixes, some.fixes, strict=True):
+        assert other.speedup == pytest.approx(one.speedup, rel=0.01)
+    note = "what fixes buy was worked out on 8 of 24 steps, evenly spread"
+    assert note in some.quality.notes
+    assert note not in whole.quality.notes
+    assert [finding.where for finding in some.findings] == [f.where for f in whole.findings]

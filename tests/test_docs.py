@@ -9,11 +9,13 @@ import inspect
 import json
 import re
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smon import analysis, errors
@@ -21,6 +23,7 @@ from smon.analysis import Options, analyze
 from smon.attribute import ledger, persistence
 from smon.attribute.ledger import Factor
 from smon.cli import _parser
+from smon.collectives.report import analyze_collectives
 from smon.diagnose import thresholds
 from smon.graph import stuck
 from smon.ops import BY_LABEL, OP_TYPES, metric_key
@@ -29,16 +32,22 @@ from smon.plan.fix import FixName
 from smon.plan.undo import FIX_OF
 from smon.render.words import CAUSES
 from smon.report import JobReport
+from smon.series.report import analyze_series
 from smon.simulate import clock, clock_estimate, warmup
 from smon.synth import truth
 from smon.synth.catalogue import CATALOGUE
 from smon.synth.presets import PRESETS, scenario
 from smon.synth.scenario import generate
+from smon.topology import Layout
 from smon.trace import context, quality
 from smon.trace.formats import READERS
 from smon.trace.formats.ndtimeline import METRICS
 from smon.trace.formats.parquet import PUBLIC, STEP_RELATIVE_KEY
+from smon.trace.load import load
+from smon.trace.meta import Job
 from smon.trace.schema import COLUMNS
+from smon.trace.series import Section, StepSeries
+from tests.kineto_files import Ddp, write_ddp
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -248,29 +257,52 @@ def report_of(name: str, **sizes: int) -> JobReport:
     return analyze(made.table, made.job, context=made.context)
 
 
+def collectives_report() -> dict[str, Any]:
+    """The report of a trace that has collectives but no ops."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = load(write_ddp(Path(folder), Ddp(ranks=3, steps=3)))
+    return analyze_collectives(trace.events, trace.job).to_dict()
+
+
+def series_report() -> dict[str, Any]:
+    """The report of step times of a whole job, with a burst and timers."""
+    seconds = np.full(400, 2.0)
+    seconds[200:240] = 3.0
+    timers = (Section("forward-compute", (0.5,), (0.6,)),)
+    series = StepSeries(np.arange(400), seconds, timers)
+    return analyze_series(series, Job("job", Layout(dp=4, pp=1))).to_dict()
+
+
 @functools.cache
 def reports() -> tuple[dict[str, Any], ...]:
     """Reports that together have every key.
 
-    A step left out; a slow worker with victims and fixes; candidates; clocks put right.
+    A step left out; a slow worker with victims and fixes; candidates; clocks put right; a trace
+    of collectives; a log.
     """
     return (
         small_report(),
         report_of("slow-worker").to_dict(),
         report_of("C07a", dp=4, steps=8).to_dict(),
         report_of("C11", steps=6).to_dict(),
+        collectives_report(),
+        series_report(),
     )
 
 
 def test_the_reports_of_these_tests_have_everything() -> None:
     """No list that is walked below is empty in all of them."""
-    left_out, slow, linked, shifted = reports()
+    left_out, slow, linked, shifted, met, logged = reports()
     assert left_out["window"]["skipped"]
     assert slow["findings"][0]["victims"]
     assert slow["ledger"]
     assert slow["fixes"]
     assert linked["findings"][0]["candidates"]
     assert shifted["quality"]["clock"]["offsets"]
+    assert met["collectives"]
+    assert logged["series"]["bursts"]
+    assert logged["series"]["levels"]
+    assert logged["series"]["sections"]
 
 
 def test_every_key_of_the_report_is_documented() -> None:

@@ -50,6 +50,7 @@ VIOLATIONS = [
     ("ingest_agents/__init__.py", "import sqlalchemy", "Agents are light"),
     ("ingest_agents/sources/__init__.py", "import smon.trace.load", "recorded files"),
     ("ingest_agents/sources/__init__.py", "import torch", "knows torch"),
+    ("smon/worker/loop.py", "import ray", "knows Ray"),
     ("dashboards/__init__.py", "import smon.simulate", "The serving half"),
 ]
 

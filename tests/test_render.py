@@ -95,7 +95,7 @@ def test_the_verdict_says_who_why_how_much_and_what_to_do(report: JobReport) -> 
     first, following, *_ = verdict_lines(report)
     assert first.startswith("TP group of rank 168 (DP rank 5, stage 2): slow GPU, +1.3")
     assert "per step (26." in first
-    assert ". Next: dcgmi diag" in first
+    assert ". Next: scontrol update" in first
     assert "of its GPU time is lost" in following
 
 

@@ -27,7 +27,8 @@ from smon.simulate.engine import Engine
 from smon.simulate.ideal import Ideal
 from smon.synth.scenario import Scenario, Synthetic, generate
 from smon.synth.timing import SlowCompute
-from smon.timeline import GAP_RATIO, MAX_CUT_RATIO, _side_by_side, write_timeline
+from smon.timeline import write_timeline
+from smon.timeline.spans import GAP_RATIO, MAX_CUT_RATIO, side_by_side
 from smon.topology import Layout
 from smon.trace.load import load
 from smon.trace.meta import Job
@@ -380,7 +381,7 @@ def test_ops_side_by_side_keep_their_start_and_nearly_all_of_their_length(
 ) -> None:
     """Whatever was recorded, no two of a thread and row overlap."""
     thread, start, duration = (np.array([op[at] for op in ops], np.int64) for at in range(3))
-    end, row = _side_by_side(thread.astype(np.intp), start, start + duration)
+    end, row = side_by_side(thread.astype(np.intp), start, start + duration)
     assert (end <= start + duration).all()
     assert (start + duration - end <= MAX_CUT_RATIO * duration).all()
     placed = sorted(zip(thread.tolist(), row.tolist(), start.tolist(), end.tolist(), strict=True))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
+from smon.render.amounts import gpu_time
 from smon.render.words import seconds
 
 _MINUTE_S: Final = 60.0
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
-_SHOWN_IN_HOURS: Final = 1000.0
 _UNKNOWN: Final = "–"
 
 
@@ -38,10 +38,7 @@ def times(value: float | None) -> str:
 
 def gpu_hours(value: float | None) -> str:
     """GPU-hours per day; GPU-days where that is shorter."""
-    if value is None:
-        return _UNKNOWN
-    in_hours = value < _SHOWN_IN_HOURS
-    return f"{value:,.0f} GPU-h/day" if in_hours else f"{value / 24:,.0f} GPU-days/day"
+    return _UNKNOWN if value is None else f"{gpu_time(value)}/day"
 
 
 def money(value: float | None) -> str:

@@ -91,7 +91,7 @@ class Journal:
         self.lost: dict[str, int] = {}
         self._writer, self._capacity, self._op_types = writer, capacity, op_types
         self._entries: deque[Entry] = deque()
-        self._overflow: deque[int] = deque()
+        self._missing: deque[tuple[int, str]] = deque()
         self._done: int | None = None
         self._told: int | None = None
         self._faulty: dict[str, _Lost] = {}
@@ -105,7 +105,11 @@ class Journal:
         if len(self._entries) < self._capacity or isinstance(entry, Done):
             self._entries.append(entry)
         else:
-            self._overflow.append(entry.step)
+            self.lose(entry.step, QUEUE_FULL)
+
+    def lose(self, step: int, reason: str) -> None:
+        """Count an event of this step that will never come. Never waits."""
+        self._missing.append((step, reason))
 
     def write(self) -> None:
         """Write everything that is there now to the spool; for one thread only."""
@@ -138,14 +142,13 @@ class Journal:
             self._append(ops_batch(rows, steps_done=self._done))
 
     def _write_losses(self) -> None:
-        full = _Lost()
-        for _ in range(len(self._overflow)):
-            full.add(self._overflow.popleft())
-        faulty, self._faulty = self._faulty, {}
-        for reason, lost in [(QUEUE_FULL, full), *faulty.items()]:
-            if lost.events:
-                self.lost[reason] = self.lost.get(reason, 0) + lost.events
-                self._writer.lose(lost.events, reason, (lost.first_step, lost.last_step))
+        by_reason, self._faulty = self._faulty, {}
+        for _ in range(len(self._missing)):
+            step, reason = self._missing.popleft()
+            by_reason.setdefault(reason, _Lost()).add(step)
+        for reason, lost in by_reason.items():
+            self.lost[reason] = self.lost.get(reason, 0) + lost.events
+            self._writer.lose(lost.events, reason, (lost.first_step, lost.last_step))
 
     def _write_context(self, pile: _Pile) -> None:
         document: dict[str, Any] = {}

@@ -1,7 +1,8 @@
 """Time the ops of a training process, and write them to the spool in the background.
 
-Flow: trainer → **here** → `ingest_agents.recorder.journal` → spool → agent. Nothing raises into the
-trainer, waits for anything, or imports more than the standard library and zstandard.
+Flow: trainer → **here** → `ingest_agents.recorder.times` → `ingest_agents.recorder.journal` →
+spool → agent. Nothing raises into the trainer, waits for anything, or imports more than the
+standard library and zstandard.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from ingest_agents.config import AgentSettings, configure
 from ingest_agents.identity import Identity, coordinates, identify
 from ingest_agents.payload import OpRow, context_batch
+from ingest_agents.recorder.device import Runtime, find_cuda
 from ingest_agents.recorder.journal import Done, Happened, Journal, Tokens
+from ingest_agents.recorder.pending import Open, Stamp
+from ingest_agents.recorder.times import CAPTURED, Host, Placed, Times
 from ingest_agents.spool.folder import FLUSH_NAME, StreamSpec, key_of, read_json
 from ingest_agents.spool.writer import SpoolLimits, SpoolWriter
 from smon.errors import ConfigError, SMonError
 from smon.ops import BY_LABEL, OpType
 from smon.topology import Layout
+
+__all__ = ["Open", "Recorder"]
 
 _LOG: Final = logging.getLogger("smon.recorder")
 
@@ -39,9 +45,6 @@ EVENT_KINDS: Final = frozenset({"gc", "checkpoint", "logging", "evaluation", "re
 #: Shorter collections of the young generations happen all the time, and matter to nobody.
 _MIN_GC_NS: Final = 1_000_000
 _OLDEST_GENERATION: Final = 2
-
-#: A jump of the system's clock; its slewing moves the monotonic clock alike.
-_MAX_STRAY_NS: Final = 1_000_000
 
 #: What a server takes.
 _MAX_SUM: Final = 1e300
@@ -67,21 +70,10 @@ def _guarded(
         try:
             return method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001  # a recorder that fails leaves training alone
-            self._failed(error)
+            self.failed(error)
             return None
 
     return guarded
-
-
-class Open:
-    """An op that has begun: to be given to `Recorder.end`."""
-
-    __slots__ = ("begin_ns", "chunk", "label", "microbatch", "seq", "step")
-
-    def __init__(self, label: str, step: int, seq: int, microbatch: int, chunk: int) -> None:
-        self.label, self.step, self.seq = label, step, seq
-        self.microbatch, self.chunk = microbatch, chunk
-        self.begin_ns = 0
 
 
 class Recorder:
@@ -95,6 +87,9 @@ class Recorder:
         Of the spool and the queue. With ``enable`` false everything does nothing.
     wall, monotonic
         Unix time and a clock that never goes back, ns.
+    find_device
+        Gives the runtime of the GPU that this process uses, or None; asked at the first op, unless
+        ``recorder_clock`` is ``host``.
 
     Attributes
     ----------
@@ -102,6 +97,8 @@ class Recorder:
         Whether it records.
     errors
         Exceptions that were kept from the trainer.
+    model_chunks
+        Where in the model the chunks of this process are; without, they are dealt round robin.
     """
 
     def __init__(
@@ -111,22 +108,24 @@ class Recorder:
         *,
         wall: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], int] = time.monotonic_ns,
+        find_device: Callable[[], Runtime | None] = find_cuda,
     ) -> None:
         self.on, self.errors = False, 0
-        self._wall, self._monotonic = wall, monotonic
+        self.model_chunks: dict[int, int] = {}
+        self._host = Host(wall, monotonic, find_device)
         self._settings = settings
         self._wake = threading.Event()
         self._closing = False
         self._counts: dict[str, Iterator[int]] = {}
         self._step: int | None = None
-        self._last_step = 0
+        self._last_step = -1
         self._gc_began = 0
         if not settings.enable:
             return
         try:
             self._start(identity)
         except Exception as error:  # noqa: BLE001  # a recorder that fails leaves training alone
-            self._failed(error)
+            self.failed(error)
 
     @classmethod
     def from_env(
@@ -146,15 +145,20 @@ class Recorder:
             settings = configure(variables).settings
             identity = identify(variables, settings)
         except SMonError as error:
-            off = cls(_NOBODY, AgentSettings(enable=False))
-            off._failed(error)
-            return off
+            return cls.off(error)
         if layout is not None and not settings.layout:
             identity = replace(identity, layout=layout)
         return cls(identity, settings)
 
+    @classmethod
+    def off(cls, reason: Exception) -> Recorder:
+        """A recorder that does nothing, and has said why."""
+        off = cls(_NOBODY, AgentSettings(enable=False))
+        off.failed(reason)
+        return off
+
     def _start(self, identity: Identity) -> None:
-        spec = _spec(identity, self._settings, f"{os.getpid()}-{self._wall()}")
+        spec = _spec(identity, self._settings, f"{os.getpid()}-{self._host.wall()}")
         layout, rank = spec.layout, spec.ranks[0]
         self._rank = rank
         self._dp, self._stage = coordinates(layout, rank)
@@ -162,17 +166,28 @@ class Recorder:
             self._settings.segment_bytes, self._settings.segment_s, self._settings.cap_bytes
         )
         self._root = Path(self._settings.spool_dir)
+        placed = Placed(self._add, self._done, self._lost, self._give_up)
+        self._times = Times(self._host, self._settings.recorder_clock, placed)
         writer = SpoolWriter(self._root, spec, limits)
         self._writer = writer
         self._journal = Journal(writer, self._settings.queue_events, dict(BY_LABEL))
         writer.append(context_batch({"hosts": {str(rank): spec.host}}, rows=0))
-        self._rebase()
         self._thread = threading.Thread(target=self._run, name="smon-recorder", daemon=True)
         self.on = True
         self._thread.start()
         gc.callbacks.append(self._collected)
         atexit.register(self.close)
         _after_fork(self)
+
+    @property
+    def open_step(self) -> int | None:
+        """The step that is open."""
+        return self._step
+
+    @property
+    def next_step(self) -> int:
+        """The number after that of the last step; 0 before the first."""
+        return self._last_step + 1
 
     # --- what the trainer calls ---------------------------------------------------------------
 
@@ -197,8 +212,7 @@ class Recorder:
         step = int(number)
         if self._step is not None:
             self.end_step()
-        if abs(self._wall() - self._now()) > _MAX_STRAY_NS:
-            self._rebase()
+        self._times.step_begins()
         self._counts = {}
         self._step = self._last_step = step
 
@@ -206,10 +220,14 @@ class Recorder:
     def end_step(self) -> None:
         """The open step ends: all its ops have been recorded."""
         step, self._step = self._step, None
-        if step is not None:
-            self._journal.add(Done(step))
-            if len(self._journal) * 2 > self._settings.queue_events:
-                self._wake.set()
+        if step is None:
+            return
+        self._times.step_ends(step)
+        if len(self._journal) * 2 > self._settings.queue_events:
+            self._wake.set()
+
+    def _done(self, step: int) -> None:
+        self._journal.add(Done(step))
 
     @contextmanager
     def op(self, op_type: OpType, *, microbatch: int = -1, chunk: int = -1) -> Iterator[None]:
@@ -221,8 +239,15 @@ class Recorder:
             self.end(begun)
 
     @_guarded
-    def begin(self, op_type: OpType, *, microbatch: int = -1, chunk: int = -1) -> Open | None:
-        """An op begins.
+    def begin(
+        self,
+        op_type: OpType,
+        *,
+        microbatch: int = -1,
+        chunk: int = -1,
+        at: Stamp | None = None,
+    ) -> Open | None:
+        """An op begins: now, or at a moment from `stamp`.
 
         Returns
         -------
@@ -232,27 +257,47 @@ class Recorder:
         step = self._step
         if step is None:
             return None
+        # A collection is work of the host.
+        look = self._times.monotonic if op_type is OpType.GC else self._times.stamp
+        stamp = look() if at is None else at
+        if stamp is None:
+            self._lost(step, CAPTURED)
+            return None
         label = _LABELS[op_type]
         numbers = self._counts.get(label)
         if numbers is None:
             numbers = self._counts.setdefault(label, count())
         begun = Open(label, step, next(numbers), microbatch, chunk)
-        begun.begin_ns = self._monotonic()
+        begun.begin = stamp
         return begun
 
     @_guarded
-    def end(self, begun: Open | None) -> None:
-        """An op ends."""
-        if begun is None:
-            return
-        duration = self._monotonic() - begun.begin_ns
-        self._add(begun, begun.begin_ns + self._ahead_ns, duration)
+    def end(self, begun: Open | None, at: Stamp | None = None) -> None:
+        """An op ends: now, or at a moment from `stamp`."""
+        if begun is not None:
+            self._times.end(begun, at)
 
     @_guarded
     def measured(self, begun: Open | None, start_ns: int, duration_ns: int) -> None:
         """An op whose times come from elsewhere, e.g. from the GPU; unix time, ns."""
         if begun is not None:
             self._add(begun, int(start_ns), int(duration_ns))
+
+    @_guarded
+    def stamp(self) -> Stamp | None:
+        """The present moment on the recorder's clock, to be used once; None if it has no time."""
+        return self._times.stamp()
+
+    @_guarded
+    def waited(self, begin: Stamp | None, end: Stamp | None) -> None:
+        """Between two ops, this rank only waited for others: from one `stamp` to another.
+
+        Later ops of the step are put earlier by as much, until one that ``settles``: that one
+        begins earlier, too, but ends when it does, so it has all the waiting. What a rank waits
+        somewhere inside its step is found at one op at the end of it.
+        """
+        if self._step is not None:
+            self._times.waited(self._step, begin, end)
 
     def _add(self, begun: Open, start_ns: int, duration_ns: int) -> None:
         self._journal.add(
@@ -266,7 +311,7 @@ class Recorder:
                 duration_ns,
                 begun.seq,
                 begun.chunk,
-                -1,
+                self.model_chunks.get(begun.chunk, -1),
                 begun.microbatch,
             )
         )
@@ -295,17 +340,17 @@ class Recorder:
             raise ConfigError(f"expected an event of {', '.join(sorted(EVENT_KINDS))}")
         if not 0 <= duration_s <= _MAX_EVENT_S:
             raise ConfigError(f"expected the seconds of an event, found {duration_s!r}")
-        begin = self._now() - round(duration_s * 1e9) if start_ns is None else int(start_ns)
+        begin = self._times.now() - round(duration_s * 1e9) if start_ns is None else int(start_ns)
         self._happened(kind, begin, float(duration_s))
 
     @contextmanager
     def timed(self, kind: str) -> Iterator[None]:
         """An event that lasts as long as the block."""
-        begin = self._monotonic()
+        begin = self._host.monotonic()
         try:
             yield
         finally:
-            self.event(kind, (self._monotonic() - begin) / 1e9)
+            self.event(kind, (self._host.monotonic() - begin) / 1e9)
 
     @_guarded
     def flush(self) -> None:
@@ -320,20 +365,12 @@ class Recorder:
         try:
             gc.callbacks.remove(self._collected)
             atexit.unregister(self.close)
+            self._times.drain(timeout_s / 2)
             self._closing = True
             self._wake.set()
             self._thread.join(timeout_s)
         except Exception as error:  # noqa: BLE001  # a recorder that fails leaves training alone
-            self._failed(error)
-
-    # --- time -----------------------------------------------------------------------------------
-
-    def _rebase(self) -> None:
-        """Unix time is the monotonic clock, put right once, and again after a jump."""
-        self._ahead_ns = self._wall() - self._monotonic()
-
-    def _now(self) -> int:
-        return self._monotonic() + self._ahead_ns
+            self.failed(error)
 
     # --- garbage collection -----------------------------------------------------------------------
 
@@ -344,13 +381,13 @@ class Recorder:
         and a collection comes when it likes. One that is planned can be recorded with `op`.
         """
         if phase == "start":
-            self._gc_began = self._monotonic()
+            self._gc_began = self._host.monotonic()
             return
         began, self._gc_began = self._gc_began, 0
-        elapsed = self._monotonic() - began
+        elapsed = self._host.monotonic() - began
         old = info.get("generation") == _OLDEST_GENERATION
         if began and (old or elapsed >= _MIN_GC_NS):
-            self._collection(began + self._ahead_ns, elapsed)
+            self._collection(self._times.unix(began), elapsed)
 
     @_guarded
     def _collection(self, start_ns: int, elapsed_ns: int) -> None:
@@ -358,7 +395,7 @@ class Recorder:
 
     def _happened(self, kind: str, start_ns: int, duration_s: float) -> None:
         # What happens between two steps belongs to the one before.
-        step = self._last_step if self._step is None else self._step
+        step = max(self._last_step, 0) if self._step is None else self._step
         self._journal.add(Happened(kind, step, self._rank, start_ns, duration_s))
 
     # --- the thread -------------------------------------------------------------------------------
@@ -373,13 +410,13 @@ class Recorder:
             self._writer.end("closed")
             self._writer.close()
         except Exception as error:  # noqa: BLE001  # a recorder that fails leaves training alone
-            self._failed(error)
+            self.failed(error)
 
     def _write(self) -> None:
         try:
             self._journal.write()
         except Exception as error:  # noqa: BLE001  # a recorder that fails leaves training alone
-            self._failed(error)
+            self.failed(error)
 
     def _interval(self) -> float:
         """Seconds between two writes: as often as the agent sends, if nobody says otherwise."""
@@ -393,10 +430,23 @@ class Recorder:
 
     # --- trouble ----------------------------------------------------------------------------------
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Count what was kept from the trainer, and say so once."""
         self.errors += 1
         if self.errors == 1:
             _LOG.warning("SMon: the recorder failed, training goes on without it: %s", error)
+
+    def _lost(self, step: int, reason: str) -> None:
+        self._journal.lose(step, reason)
+
+    def _give_up(self, error: Exception) -> None:
+        """Nothing can be timed any more: write what there is, and stay off."""
+        self.failed(error)
+        if self.on:
+            self.on = False
+            gc.callbacks.remove(self._collected)
+            self._closing = True
+            self._wake.set()
 
     def forked(self) -> None:
         """In a child: the stream is the parent's."""

@@ -28,7 +28,7 @@ from ingest_agents.payload import (
     end_batch,
 )
 from ingest_agents.spool.folder import StreamSpec, key_of
-from smon.errors import MetaError
+from smon.errors import MetaError, NothingUsableError
 from smon.ops import LABELS, OP_TYPES
 from smon.topology import Layout
 from smon.trace.context import CONTEXT_NAME, read_context
@@ -83,9 +83,14 @@ def read_recording(
     Raises
     ------
     TraceError
-        They cannot be read.
+        They cannot be read, or have no ops.
     """
     trace = load(paths, meta=meta, layout=layout, format_name=format_name)
+    if trace.events or trace.dumps or trace.series is not None:
+        raise NothingUsableError(
+            "the files have no ops, but kernels, collectives, dumps or step times: send them with "
+            "`smon import FILE… --server URL` (docs/sources.md)"
+        )
     context = _context_beside(paths)
     files = [*trace.sources, *([context] if context else [])]
     return Recording(trace, context, _digest(files))
@@ -238,7 +243,7 @@ def read_table(path: Path, layout: Layout) -> tuple[list[OpRow], bool]:
     SMonError
         It cannot be read, or has ranks that the layout has not.
     """
-    table = load([path], layout=layout).table
+    table = load([path], layout=layout).ops()
     columns = [values.tolist() for values in table.columns.values()]
     rows = [
         OpRow._make((*values[:4], OP_TYPES[values[4]].label, *values[5:]))

@@ -78,7 +78,8 @@ def make_room(root: Path, cap_bytes: int) -> None:
 def evict(root: Path, cap_bytes: int, keep: Mapping[str, int]) -> Counter[str]:
     """Drop the oldest steps of all streams until the spool fits.
 
-    Ops go first, whole steps of a job at a time, over all its streams; then side evidence.
+    Ops go first, whole steps of a job at a time, over all its streams; then files of ranks, then
+    side evidence. What knows no step goes as if it were of the first one.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ def evict(root: Path, cap_bytes: int, keep: Mapping[str, int]) -> Counter[str]:
         return dropped
     goal = excess + cap_bytes // _SPARE
     streams = list(_streams(root, keep))
-    for kind in (BatchKind.OPS, BatchKind.CONTEXT):
+    for kind in (BatchKind.OPS, BatchKind.FILE, BatchKind.CONTEXT):
         without: set[Path] = set()
         while goal > 0 and (oldest := _oldest(streams, kind, goal, without)):
             stream, last_step = oldest

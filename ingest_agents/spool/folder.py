@@ -59,7 +59,7 @@ class StreamSpec:
     window_steps
         Steps of a window; None: the server's number.
     source
-        Who writes: ``recorder``, ``directory`` or ``recorded``.
+        Who writes: ``recorder``, ``directory``, ``recorded`` or ``counters``.
     ranks
         Global ranks of which this stream has the ops.
     """

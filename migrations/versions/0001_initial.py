@@ -140,7 +140,10 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
         sa.Column("live_waste_ratio", sa.Float(53), nullable=True),
         sa.Column("live_recorded_s", sa.Float(53), nullable=True),
         sa.Column("live_ideal_s", sa.Float(53), nullable=True),
+        sa.Column("live_aligned", sa.Boolean(), nullable=True),
+        sa.Column("live_coverage_ratio", sa.Float(53), nullable=True),
         sa.Column("live_report", sa.LargeBinary(), nullable=True),
+        sa.Column("live_workers", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_attempts_job_id")),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_attempts_tenant_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_attempts")),
@@ -156,6 +159,7 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
         sa.Column("job_id", sa.String(), nullable=False),
         sa.Column("attempt_id", sa.String(), nullable=False),
         sa.Column("key", sa.String(), nullable=False),
+        sa.Column("source", sa.String(), nullable=False),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("verdict", sa.String(), nullable=False),
         sa.Column("cause", sa.String(), nullable=False),
@@ -237,6 +241,7 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
         sa.UniqueConstraint("tenant_id", "key", name=op.f("uq_streams_tenant_id")),
     )
     op.create_index(op.f("ix_streams_attempt_id"), "streams", ["attempt_id"], unique=False)
+    op.create_index(op.f("ix_streams_host"), "streams", ["host"], unique=False)
     op.create_index(op.f("ix_streams_job_id"), "streams", ["job_id"], unique=False)
     op.create_index(op.f("ix_streams_tenant_id"), "streams", ["tenant_id"], unique=False)
     op.create_table(
@@ -245,6 +250,7 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
         sa.Column("tenant_id", sa.String(), nullable=False),
         sa.Column("job_id", sa.String(), nullable=False),
         sa.Column("attempt_id", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
         sa.Column("number", _INT, nullable=False),
         sa.Column("first_step", _INT, nullable=False),
         sa.Column("last_step", _INT, nullable=False),
@@ -271,11 +277,11 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_windows_job_id")),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_windows_tenant_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_windows")),
-        sa.UniqueConstraint("attempt_id", "number", name=op.f("uq_windows_attempt_id")),
+        sa.UniqueConstraint("attempt_id", "kind", "number", name=op.f("uq_windows_attempt_id")),
     )
     op.create_index(op.f("ix_windows_attempt_id"), "windows", ["attempt_id"], unique=False)
     op.create_index(op.f("ix_windows_job_id"), "windows", ["job_id"], unique=False)
-    op.create_index(op.f("ix_windows_tenant_id"), "windows", ["tenant_id"], unique=False)
+    op.create_index("ix_windows_tenant", "windows", ["tenant_id", "updated_ns"], unique=False)
     op.create_index(op.f("ix_windows_updated_ns"), "windows", ["updated_ns"], unique=False)
     op.create_index("ix_windows_work", "windows", ["state", "lease_ns"], unique=False)
     op.create_table(
@@ -336,6 +342,63 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
     op.create_index(op.f("ix_event_files_tenant_id"), "event_files", ["tenant_id"], unique=False)
     op.create_index(op.f("ix_event_files_window_id"), "event_files", ["window_id"], unique=False)
     op.create_table(
+        "file_drops",
+        sa.Column("attempt_id", sa.String(), nullable=False),
+        sa.Column("reason", sa.String(), nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("files", _INT, nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("last_ns", _INT, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["attempt_id"], ["attempts.id"], name=op.f("fk_file_drops_attempt_id")
+        ),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_file_drops_job_id")),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_file_drops_tenant_id")
+        ),
+        sa.PrimaryKeyConstraint("attempt_id", "reason", name=op.f("pk_file_drops")),
+    )
+    op.create_index(op.f("ix_file_drops_job_id"), "file_drops", ["job_id"], unique=False)
+    op.create_table(
+        "sent_files",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("attempt_id", sa.String(), nullable=False),
+        sa.Column("window_id", sa.String(), nullable=True),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("format", sa.String(), nullable=False),
+        sa.Column("rank", _INT, nullable=True),
+        sa.Column("world_size", _INT, nullable=True),
+        sa.Column("sha256", sa.String(), nullable=False),
+        sa.Column("bytes", _INT, nullable=False),
+        sa.Column("parts", _INT, nullable=False),
+        sa.Column("first_step", _INT, nullable=True),
+        sa.Column("last_step", _INT, nullable=True),
+        sa.Column("start_ns", _INT, nullable=True),
+        sa.Column("end_ns", _INT, nullable=True),
+        sa.Column("have", sa.JSON(), nullable=False),
+        sa.Column("created_ns", _INT, nullable=False),
+        sa.ForeignKeyConstraint(
+            ["attempt_id"], ["attempts.id"], name=op.f("fk_sent_files_attempt_id")
+        ),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_sent_files_job_id")),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenants.id"], name=op.f("fk_sent_files_tenant_id")
+        ),
+        sa.ForeignKeyConstraint(
+            ["window_id"], ["windows.id"], name=op.f("fk_sent_files_window_id")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_sent_files")),
+        sa.UniqueConstraint("attempt_id", "key", name=op.f("uq_sent_files_attempt_id")),
+    )
+    op.create_index(op.f("ix_sent_files_job_id"), "sent_files", ["job_id"], unique=False)
+    op.create_index("ix_sent_files_state", "sent_files", ["state", "created_ns"], unique=False)
+    op.create_index(op.f("ix_sent_files_window_id"), "sent_files", ["window_id"], unique=False)
+    op.create_table(
         "finding_events",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("finding_id", sa.String(), nullable=False),
@@ -378,6 +441,7 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
         sa.Column("waste_ratio", sa.Float(precision=53), nullable=True),
         sa.Column("recorded_s", sa.Float(precision=53), nullable=True),
         sa.Column("ideal_s", sa.Float(precision=53), nullable=True),
+        sa.Column("aligned", sa.Boolean(), nullable=True),
         sa.Column("coverage_ratio", sa.Float(precision=53), nullable=False),
         sa.Column("report", sa.LargeBinary(), nullable=False),
         sa.Column("workers_path", sa.String(), nullable=True),
@@ -393,13 +457,50 @@ def upgrade() -> None:  # noqa: PLR0915  # one statement per table and index
     op.create_index(op.f("ix_results_attempt_id"), "results", ["attempt_id"], unique=False)
     op.create_index(op.f("ix_results_created_ns"), "results", ["created_ns"], unique=False)
     op.create_index(op.f("ix_results_job_id"), "results", ["job_id"], unique=False)
-    op.create_index(op.f("ix_results_tenant_id"), "results", ["tenant_id"], unique=False)
+    op.create_index(
+        "ix_results_loss",
+        "results",
+        ["window_id", "created_ns", "cause", "recorded_s", "waste_ratio"],
+        unique=False,
+    )
+    op.create_index("ix_results_tenant", "results", ["tenant_id", "created_ns"], unique=False)
+    op.create_table(
+        "notices",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("tenant_id", sa.String(), nullable=False),
+        sa.Column("job_id", sa.String(), nullable=False),
+        sa.Column("channel", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("told_severity", sa.String(), nullable=True),
+        sa.Column("opened_ns", _INT, nullable=False),
+        sa.Column("told_ns", _INT, nullable=False),
+        sa.Column("messages", _INT, nullable=False),
+        sa.Column("state", sa.String(), nullable=False),
+        sa.Column("given_up", sa.String(), nullable=True),
+        sa.Column("error", sa.String(), nullable=True),
+        sa.Column("created_ns", _INT, nullable=False),
+        sa.Column("finished_ns", _INT, nullable=True),
+        sa.Column("owner", sa.String(), nullable=True),
+        sa.Column("fence", _INT, nullable=False),
+        sa.Column("lease_ns", _INT, nullable=False),
+        sa.Column("tries", _INT, nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_notices_job_id")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_notices_tenant_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_notices")),
+        sa.UniqueConstraint("channel", "job_id", "key", name=op.f("uq_notices_channel")),
+    )
+    op.create_index(op.f("ix_notices_job_id"), "notices", ["job_id"], unique=False)
+    op.create_index(op.f("ix_notices_state"), "notices", ["state"], unique=False)
+    op.create_index(op.f("ix_notices_tenant_id"), "notices", ["tenant_id"], unique=False)
 
 
 def downgrade() -> None:
     # Their indexes go with them.
+    op.drop_table("notices")
     op.drop_table("results")
     op.drop_table("finding_events")
+    op.drop_table("sent_files")
+    op.drop_table("file_drops")
     op.drop_table("event_files")
     op.drop_table("coverage")
     op.drop_table("clock_samples")

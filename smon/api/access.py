@@ -251,12 +251,20 @@ def refuse_other_sites(headers: Mapping[str, str], *, must_say: bool = False) ->
         Another site asks.
     """
     origin, fetched = headers.get("origin"), headers.get("sec-fetch-site")
-    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host", "")
+    foreign = origin is not None and _place_of(origin) != headers.get("host", "")
     elsewhere = fetched in {"cross-site", "same-site"} and (
         must_say or headers.get("sec-fetch-mode") != "navigate"
     )
     if foreign or elsewhere or (must_say and origin is None and fetched != "same-origin"):
         raise WireError(Problem.FORBIDDEN, "expected a request from a page of this server")
+
+
+def _place_of(origin: str) -> str | None:
+    """Host and port of an origin; None if it is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _host_name(host: str) -> str:

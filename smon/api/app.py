@@ -20,7 +20,7 @@ from smon.api.edge import Edge
 from smon.api.openapi import DESCRIPTION, TITLE, document
 from smon.api.pages import failed_page, page_routes, wants_page
 from smon.api.problems import problem_response, response_of
-from smon.api.routes import findings, fleet, imports, jobs, timeline, windows
+from smon.api.routes import findings, fleet, hosts, imports, jobs, ranks, timeline, windows
 from smon.api.routes.common import Seams, Service
 from smon.config import Settings
 from smon.errors import SMonError, WireError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OPENAPI_PATH: Final = f"{API}/openapi.json"
 
-_MODULES: Final = (jobs, findings, windows, timeline, fleet, imports)
+_MODULES: Final = (jobs, findings, windows, timeline, ranks, hosts, fleet, imports)
 
 #: What Starlette itself says, as problems.
 _BY_STATUS: Final = {

@@ -31,7 +31,8 @@ _POLICY: Final = (
 
 _ALWAYS: Final = (
     ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
+    # Not "no-referrer": browsers would then say `Origin: null` when somebody signs in.
+    ("Referrer-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 _OF_PAGES: Final = (
@@ -95,7 +96,10 @@ class Edge:
 
 
 def _refusal(scope: Scope, max_body_bytes: int) -> tuple[Problem, str] | None:
-    """Why a body is not even read; routes that stream theirs have their own limit."""
+    """Why a request goes no further; routes that stream bodies have their own limit."""
+    if b"%00" in scope["query_string"] or "\0" in scope["path"]:
+        # One database cuts text off there, the other fails.
+        return Problem.INVALID, "expected an address without the character NUL"
     headers = Headers(scope=scope)
     if "transfer-encoding" in headers:
         return Problem.LENGTH_REQUIRED, "expected Content-Length, and no Transfer-Encoding"

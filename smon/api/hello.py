@@ -155,7 +155,7 @@ def read_heartbeat(raw: bytes) -> Beat:
         It is malformed.
     """
     parsed = _parsed(raw)
-    agent = _agent(parsed)
+    agent = {**_agent(parsed), **_usage(_object(parsed, "agent"))}
     clock = None if parsed.get("clock") is None else _clock(_object(parsed, "clock"))
     about = {"agent": agent, "clock": clock}
     beats = [_beat(stream, about) for stream in _objects(parsed, "streams", MAX_STREAMS)]
@@ -195,6 +195,12 @@ def _agent(parsed: Object) -> dict[str, str | int]:
         "host": _text(agent, "host", MAX_NAME),
         "pid": _whole(agent, "pid"),
     }
+
+
+def _usage(agent: Object) -> dict[str, float]:
+    """What an agent takes of its host, where it says so."""
+    given = {name: _optional_number(agent, name) for name in ("cpu_ratio", "rss_bytes")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 # --- fields -----------------------------------------------------------------------------------

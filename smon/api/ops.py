@@ -109,7 +109,7 @@ class OpsServer:
         ready: Ready,
         listener: socket.socket | None = None,
     ) -> None:
-        self._listener = listener or _bound(settings)
+        self._listener = listener or bound(settings)
         # Its own counters are not told apart from the API's, so they are not published.
         protocol = bounded_protocol(
             replace(settings, keep_alive_s=_KEEP_ALIVE_S), CollectorRegistry()
@@ -161,7 +161,14 @@ class OpsServer:
         await serving
 
 
-def _bound(settings: Settings) -> socket.socket:
+def bound(settings: Settings) -> socket.socket:
+    """A socket for ``ops_host`` and ``operations_port``.
+
+    Raises
+    ------
+    ConfigError
+        The address cannot be bound.
+    """
     host = settings.ops_host or settings.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

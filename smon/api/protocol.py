@@ -97,6 +97,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     The deadline runs from the first byte of a request (of the first one: from the connection) to
     the last byte of its body. While a request is being answered there is none.
+
+    A body with ``Transfer-Encoding`` may end elsewhere for something that is on the way: no route
+    takes one, and nothing behind it on the connection is taken for a request.
     """
 
     bounds: ClassVar[Connections]
@@ -108,6 +111,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._receiving = False
         self._in_head = False
         self._head_bytes = 0
+        self._ends_in_doubt = False
+        self._deaf = False
 
     # --- connection -----------------------------------------------------------------------------
 
@@ -131,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, of which the head of a request may have only so many."""
-        if self._address is None or self.transport.is_closing():
+        if self._address is None or self._deaf or self.transport.is_closing():
             return
         # Before the parser sees a request: line ends between two requests begin none, and would
         # keep the connection for ever.
@@ -146,12 +151,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        super().on_message_begin()
+        if self._deaf:
+            # What follows goes into places of its own, not into those of the last request.
+            return
         self._receiving = self._in_head = True
         self._arm()
-        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Its head is there."""
+        if self._deaf:
+            return
         self._in_head = False
         self._head_bytes = 0
         size = len(self.url) + sum(
@@ -162,18 +172,24 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._extend()
         super().on_headers_complete()
+        self._ends_in_doubt = any(name == b"transfer-encoding" for name, _ in self.headers)
+        if self._ends_in_doubt and (request := self._request()) is not None:
+            request.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """A part of its body is there."""
-        if not self._is_rejected():
+        if not self._deaf and not self._is_rejected():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """All of it is there: it has arrived in time."""
+        if self._deaf:
+            return
         self._receiving = False
         self._disarm()
         if not self._is_rejected():
             super().on_message_complete()
+        self._deaf = self._ends_in_doubt
 
     # --- deadline -------------------------------------------------------------------------------
 

@@ -24,10 +24,13 @@ from smon.api.app import create_app
 from smon.api.child import ChildProcess, worker_command
 from smon.api.ingest import FastLane
 from smon.api.ops import OpsServer
+from smon.api.pages.static import pack_early
 from smon.api.protocol import bounded_protocol
 from smon.config import PARENT_VARIABLE, Settings
 from smon.errors import ConfigError
 from smon.ingest.service import IngestService
+from smon.metrics.jobs import JobCollector
+from smon.metrics.process import register_links, register_process
 from smon.store.database import Database
 from smon.store.objects import Objects
 
@@ -116,7 +119,8 @@ class Server:
         environ: Mapping[str, str],
         role: Role = Role.ALL,
     ) -> None:
-        self._settings = replace(settings, port=int(sockets[0].getsockname()[1]))
+        port, ops_port = (int(each.getsockname()[1]) for each in sockets)
+        self._settings = replace(settings, port=port, ops_port=ops_port)
         self._sockets = sockets
         self._database = Database(settings.database)
         self._objects = Objects(settings.traces)
@@ -128,6 +132,9 @@ class Server:
             self._objects,
             registry=self._registry,
         )
+        register_process(self._registry, role)
+        register_links(self._registry, self._settings)
+        self._registry.register(JobCollector(self._database, self._settings))
         self._worker = _worker(self._settings, environ) if role is Role.ALL else None
 
     @property
@@ -155,6 +162,7 @@ class Server:
 
     def _serve(self) -> None:
         app = create_app(self._settings, self._database, self._objects, self._ingest, self._gate)
+        pack_early()
         config = uvicorn.Config(
             FastLane(app, self._ingest, self._gate),
             http=bounded_protocol(self._settings, self._registry),

@@ -11,19 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from smon.errors import StoreError
+from smon.render.bare import bare_report
 from smon.render.words import CAUSES, headline, place, verdict_lines
-from smon.report import (
-    ClockPart,
-    Cost,
-    Finding,
-    JobPart,
-    JobReport,
-    LayoutPart,
-    QualityPart,
-    Slowdown,
-    StepTime,
-    WindowPart,
-)
+from smon.report import Cost, Finding, Slowdown
 from smon.store.queries.jobs import JobRow
 from smon.store.queries.reports import read_finding, read_report
 from smon.topology import Layout
@@ -52,7 +42,7 @@ def short_of(document: Mapping[str, Any], layout: Layout | None) -> str:
 
 def _of_finding(document: Mapping[str, Any], layout: Layout | None, say: Any) -> str:  # noqa: ANN401  # a function
     try:
-        return str(say(_bare(layout or _NO_LAYOUT), read_finding(document)))
+        return str(say(bare_report(layout or _NO_LAYOUT), read_finding(document)))
     except (StoreError, TypeError, ValueError):
         return cause_words(str(document.get("cause", "unknown")))
 
@@ -64,7 +54,7 @@ def job_lines(row: JobRow) -> list[str]:
             return ["Insufficient data: the last window has too few usable steps."]
         return [_WAITING]
     report = replace(
-        _bare(row.layout),
+        bare_report(row.layout),
         slowdown=Slowdown(row.slowdown, None, None, None, None),
         waste_ratio=row.waste_ratio,
         cost=Cost(row.gpu_hours_per_day, row.cost_per_day, None),
@@ -101,24 +91,3 @@ def _findings(row: JobRow) -> tuple[Finding, ...]:
         return (read_finding(row.finding.document),)
     except StoreError:
         return ()
-
-
-def _bare(layout: Layout) -> JobReport:
-    """A report that knows the layout and nothing else."""
-    sizes = LayoutPart(layout.dp, layout.pp, layout.tp, layout.cp, layout.ep, layout.vpp)
-    return JobReport(
-        job=JobPart("", 0, sizes, layout.world_size),
-        window=WindowPart(0, 0, 0, 0, (), 0.0),
-        quality=QualityPart(None, ClockPart(None, None), ()),
-        step_time=StepTime(None, None, None),
-        slowdown=Slowdown(None, None, None, None, None),
-        waste_ratio=None,
-        per_step=(),
-        by_optype={},
-        by_dp_rank={},
-        by_stage={},
-        workers=(),
-        worker_share=None,
-        last_stage_share=None,
-        cost=Cost(None, None, None),
-    )

@@ -203,7 +203,7 @@ def _values(
     kinds = _kinds(window, ideal)
     if len(steps) < len(window.steps):
         window = _only_steps(window, steps)
-        engine = Engine(window, ideal)
+        engine = Engine(window, ideal, like=engine)
     switched = _Switched(window, kinds)
     values = []
     for delayed in (False, True) if with_delays else (False,):
@@ -355,9 +355,9 @@ def _only_lanes(part: Part, lanes: Indices, place: Indices) -> Part:
         part,
         step=place[part.step[lanes]],
         dp=part.dp[lanes],
-        row=part.row[:, lanes],
-        start=part.start[:, lanes],
-        end=part.end[:, lanes],
-        work=part.work[:, lanes],
-        delay=part.delay[:, lanes],
+        row=part.row.take(lanes, axis=1),
+        start=part.start.take(lanes, axis=1),
+        end=part.end.take(lanes, axis=1),
+        work=part.work.take(lanes, axis=1),
+        delay=part.delay.take(lanes, axis=1),
     )

@@ -11,7 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smon.config import PREFIX, Settings, default_of, meaning_of, variable_of
+from smon.config import (
+    MASK,
+    PREFIX,
+    SECRET_URLS,
+    Settings,
+    default_of,
+    masked_url,
+    meaning_of,
+    variable_of,
+)
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -21,8 +30,6 @@ _SECRET = re.compile(r"(?<=://)[^?#]*@")
 
 #: Options of an address that are secrets themselves.
 _SECRET_OPTION = re.compile(r"(?i)((?:password|secret|token|key)[^=&]*=)[^&]*")
-
-MASK = "***"
 
 
 def add(commands: _SubParsersAction[Any]) -> None:
@@ -72,11 +79,15 @@ def _row(
     return {
         "name": name,
         "variable": variable,
-        "value": _plain(getattr(settings, name)),
+        "value": _shown(name, getattr(settings, name)),
         "default": _plain(default_of(name)),
         "origin": origin,
         "meaning": meaning_of(name),
     }
+
+
+def _shown(name: str, value: object) -> str | int | float:
+    return masked_url(str(value)) if value and name in SECRET_URLS else _plain(value)
 
 
 def _plain(value: object) -> str | int | float:
@@ -94,7 +105,7 @@ def _mask(match: re.Match[str]) -> str:
 
 
 #: Variables of agents and of the build, which are no settings of the server.
-_OTHERS = re.compile(r"SMON_(AGENT_|ENABLE$|RECORDER_|SERVER$|TOKEN|NO_SKIP$)")
+_OTHERS = re.compile(r"SMON_(AGENT_|ENABLE$|RECORDER_|SERVER$|TOKEN|NO_SKIP$|AXE$|ARTIFACTS$)")
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

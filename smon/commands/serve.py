@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,12 +83,14 @@ def _serve(parsed: argparse.Namespace) -> int:
     if parsed.role == "worker":
         from smon.commands.worker import run_worker
 
-        return run_worker(settings)
+        own = settings.ops_port if settings.worker_ops_port < 0 else settings.worker_ops_port
+        return run_worker(replace(settings, worker_ops_port=own))
     from smon.api.serve import Role, Server, bind
     from smon.store.database import Database
     from smon.store.schema import upgrade
 
     database = Database(settings.database)
+    database.wait(settings.start_wait_s)
     upgrade(database)
     database.close()
     server = Server(settings, bind(settings), os.environ, Role(parsed.role))

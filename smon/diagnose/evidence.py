@@ -5,6 +5,7 @@ Flow: `smon.simulate` → **here** → `smon.diagnose.causes`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,60 +121,42 @@ class Evidence:
         return cost
 
 
-def peers(values: Floats, axis: int = 1) -> Floats:
-    """Median of the others along an axis (its own value left out); NaN where there is no other.
-
-    Parameters
-    ----------
-    values
-        Any shape; NaN is nobody.
-    """
-    count = values.shape[axis]
-    moved = np.moveaxis(values, axis, 0)
-    result = np.full(moved.shape, np.nan)
-    if count > 1:
-        ordered = np.sort(moved, axis=0)  # NaN last
-        known = np.count_nonzero(~np.isnan(moved), axis=0)
-        rank = np.argsort(np.argsort(moved, axis=0), axis=0)
-        others = known - 1
-        result = _median_without(ordered, rank, others)
-        result[np.isnan(moved)] = np.nan
-    return np.moveaxis(result, 0, axis)
-
-
-def _median_without(ordered: Floats, rank: NDArray[np.intp], others: NDArray[np.intp]) -> Floats:
-    """Median of a sorted axis without the element of each rank."""
-    low = np.maximum((others - 1) // 2, 0)
-    high = np.maximum(others // 2, 0)
-    last = len(ordered) - 1
-    # Left of the element that is left out positions stay, right of it they move by one.
-    first = np.minimum(low + (rank <= low), last)
-    second = np.minimum(high + (rank <= high), last)
-    both = np.take_along_axis(ordered, first, 0) + np.take_along_axis(ordered, second, 0)
-    return np.where(others > 0, both / 2, np.nan)
-
-
 def nanmedian(values: Floats, axis: int | tuple[int, ...]) -> Floats:
     """Median, NaN left out; NaN where nothing is left, without a warning."""
     axes = (axis,) if isinstance(axis, int) else axis
     if values.size and not np.isnan(values).any():
         return np.asarray(np.median(values, axis=axes))
-    empty = np.isnan(values).all(axis=axes, keepdims=True)
-    if values.size == 0:
-        return np.full(np.squeeze(empty, axis=axes).shape, np.nan)
-    median = np.nanmedian(np.where(empty, 0.0, values), axis=axes)
-    return np.where(np.squeeze(empty, axis=axes), np.nan, median)
+    # All places at once; see `nanquantile`.
+    kept = [place for place in range(values.ndim) if place not in axes]
+    shape = tuple(values.shape[place] for place in kept)
+    count = math.prod(values.shape[place] for place in axes)
+    flat = values.transpose(*kept, *axes).reshape(*shape, count)
+    if count == 0:
+        return np.full(shape, np.nan)
+    ordered = np.sort(flat, axis=-1)  # NaN last
+    known = np.count_nonzero(~np.isnan(flat), axis=-1, keepdims=True)
+    upper = known // 2
+    lower = np.maximum(upper - (known % 2 == 0), 0)
+    below, above = (np.take_along_axis(ordered, at, -1)[..., 0] for at in (lower, upper))
+    return np.asarray(np.where(known[..., 0] > 0, (below + above) / 2.0, np.nan))
 
 
 def nanquantile(values: Floats, quantile: float, axis: int) -> Floats:
-    """Quantile, NaN left out; NaN where nothing is left, without a warning."""
-    if values.size and not np.isnan(values).any():
-        return np.asarray(np.quantile(values, quantile, axis=axis))
-    empty = np.isnan(values).all(axis=axis, keepdims=True)
+    """Quantile, NaN left out; NaN where nothing is left, without a warning.
+
+    All places at once: numpy's own calls itself once for each place as soon as one value is NaN,
+    which took half of a diagnosis of 1,024 workers.
+    """
     if values.shape[axis] == 0:
-        return np.full(np.squeeze(empty, axis=axis).shape, np.nan)
-    found = np.nanquantile(np.where(empty, 0.0, values), quantile, axis=axis)
-    return np.where(np.squeeze(empty, axis=axis), np.nan, found)
+        return np.full(np.delete(values.shape, axis), np.nan)
+    ordered = np.sort(values, axis=axis)  # NaN last
+    known = np.count_nonzero(~np.isnan(values), axis=axis, keepdims=True)
+    place = np.maximum(quantile * (known - 1), 0.0)
+    low = np.floor(place).astype(np.intp)
+    high = np.minimum(low + 1, np.maximum(known - 1, 0))
+    below, above = (np.take_along_axis(ordered, at, axis) for at in (low, high))
+    found = below + (above - below) * (place - low)
+    return np.asarray(np.where(known > 0, found, np.nan).squeeze(axis))
 
 
 def spread(values: Floats) -> float:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from smon.diagnose.thresholds import COUNTER_ALIKE
 from smon.trace.context import Context
 
 Floats = NDArray[np.float64]
@@ -35,21 +37,99 @@ def counter(context: Context, name: str, rank: int, steps: NDArray[np.int64]) ->
     return readings
 
 
-def range_of(evidence: _HasContext, name: str, rank: int, label: str, unit: str) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A counter that evidence may show: its name, and words and unit for people."""
+
+    name: str
+    label: str
+    unit: str
+
+
+def range_of(evidence: _HasContext, shown: Shown, rank: int) -> str | None:
     """A sentence on a counter: its range here, and what it typically is elsewhere; None if unknown.
 
     Counters are evidence only against their peers: throttling flags and link errors occur on
     healthy machines.
     """
-    here = counter(evidence.context, name, rank, evidence.steps)
-    here = here[~np.isnan(here)]
+    here, elsewhere = _readings(evidence, shown.name, rank)
     if len(here) == 0:
         return None
+    one = here.min() == here.max()
+    values = f"{here.min():.4g}" if one else f"{here[0]:.4g} → {here[-1]:.4g}"
+    peers = f", elsewhere {np.median(elsewhere):.4g}" if len(elsewhere) else ""
+    return f"{shown.label} {values}{_unit(shown)}{peers}"
+
+
+def beside_peers(evidence: _HasContext, counters: Sequence[Shown], rank: int) -> tuple[str, ...]:
+    """A sentence on each counter that is not as elsewhere, and one on all those that are."""
+    apart: list[str] = []
+    alike: list[str] = []
+    for shown in counters:
+        here, elsewhere = _readings(evidence, shown.name, rank)
+        sentence = range_of(evidence, shown, rank)
+        if sentence is None:
+            continue
+        if len(elsewhere) and _alike(here, float(np.median(elsewhere))):
+            alike.append(f"{shown.label} {np.median(here):.4g}{_unit(shown)}")
+        else:
+            apart.append(sentence)
+    return (*apart, f"as elsewhere: {', '.join(alike)}") if alike else tuple(apart)
+
+
+def _readings(evidence: _HasContext, name: str, rank: int) -> tuple[Floats, Floats]:
+    """Readings of a rank in order, and those of all others."""
+    here = counter(evidence.context, name, rank, evidence.steps)
     counters = evidence.context.counters
-    others = counters.value[(counters.name == name) & (counters.rank != rank)]
-    shown = f"{here.min():.4g}" if here.min() == here.max() else f"{here[0]:.4g} → {here[-1]:.4g}"
-    peers = f", elsewhere {np.median(others):.4g}" if len(others) else ""
-    return f"{label} {shown}{' ' if unit else ''}{unit}{peers}"
+    return here[~np.isnan(here)], counters.value[(counters.name == name) & (counters.rank != rank)]
+
+
+def _alike(here: Floats, elsewhere: float) -> bool:
+    return bool(np.all(np.abs(here - elsewhere) <= COUNTER_ALIKE * abs(elsewhere)))
+
+
+def _unit(shown: Shown) -> str:
+    return f" {shown.unit}" if shown.unit else ""
+
+
+def more_than_peers(evidence: _HasContext, name: str, rank: int) -> bool:
+    """Whether the mean of a counter is above 0 on a rank, and above that of most other ranks."""
+    counters = evidence.context.counters
+    named = counters.name == name
+    ranks, values = counters.rank[named], counters.value[named]
+    if not np.any(ranks == rank):
+        return False
+    own = float(values[ranks == rank].mean())
+    others, places = np.unique(ranks[ranks != rank], return_inverse=True)
+    means = np.bincount(places, values[ranks != rank]) / np.maximum(np.bincount(places), 1)
+    return own > max(float(np.median(means)) if len(others) else 0.0, 0.0)
+
+
+def change_against_peers(evidence: _HasContext, name: str, rank: int) -> float:
+    """Last third over first third of the readings of a rank, over the same of all others.
+
+    1 where it is not known. Hosts are read at different times, so periods are compared, not steps.
+    """
+    counters = evidence.context.counters
+    named = counters.name == name
+    mine = named & (counters.rank == rank)
+    steps = np.sort(counters.step[mine])
+    third = len(steps) // 3
+    if third == 0:
+        return 1.0
+    early, late = counters.step <= steps[third - 1], counters.step >= steps[-third]
+    own = _ratio(counters.value[mine & late], counters.value[mine & early])
+    others = named & ~mine
+    usual = _ratio(counters.value[others & late], counters.value[others & early])
+    return own / usual
+
+
+def _ratio(late: Floats, early: Floats) -> float:
+    """Of medians; 1 where one is missing or 0."""
+    if len(late) == 0 or len(early) == 0:
+        return 1.0
+    before, after = float(np.median(early)), float(np.median(late))
+    return after / before if before > 0 and after > 0 else 1.0
 
 
 def _positions(

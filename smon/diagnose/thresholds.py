@@ -69,6 +69,14 @@ EXPERT_RATIO: Final = 0.05
 #: Runs shorter than this are not slow rotation.
 EXPERT_RUN: Final = 3
 
+# ------------------------------------------------------------------------------------- counters
+#: A reading within this share of what others read is as elsewhere: SM clocks move in steps of
+#: 15 MHz (0.8 %), and temperatures of the GPUs of one healthy host differ by a few degrees.
+COUNTER_ALIKE: Final = 0.05
+#: A clock that falls below this share of what it was, against those of all others, goes with a
+#: device that gets slower: two of its steps.
+CLOCK_FALL: Final = 0.97
+
 # ---------------------------------------------------------------------------------- host stalls
 #: A forward this much longer than its peers, whose backward is not (below the second), was
 #: interrupted on the host.
@@ -79,6 +87,9 @@ STALL_SHARE: Final = 0.005
 STALL_NS: Final = 5e6
 #: A stall before the first microbatch is the data loader's if it holds this share of the delays.
 LOADER_SHARE: Final = 0.8
+#: A worker is late if all its stalls together are this share of those of the worst: on a busy host
+#: everybody is held up for some milliseconds now and then.
+LOADER_PART: Final = 0.2
 
 #: Pauses are the allocator's if it retried in this share of them.
 RETRY_SHARE: Final = 0.5

@@ -13,10 +13,7 @@ import numpy as np
 from smon.diagnose.evidence import COMPUTE, Evidence
 from smon.diagnose.side import counter
 from smon.diagnose.thresholds import DEVICE_RATIO, TP_COMM_RATIO, TP_WAIT_RATIO
-
-#: Counters: time per step that a rank waits, and that it transfers, in TP collectives.
-TP_WAIT = "tp_wait_s"
-TP_COMM = "tp_comm_s"
+from smon.trace.tp_waits import TP_COMM, TP_WAIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,9 +227,9 @@ def _waits(evidence: Evidence) -> np.ndarray[tuple[int, int], np.dtype[np.float6
         grouped = np.flatnonzero(part.graph.group >= 0)
         stages = part.graph.structure.stage[grouped]
         waits = part.end[grouped] - part.start[grouped] - part.work[grouped]
-        by_stage = np.zeros((window.stages, part.lanes))
-        np.add.at(by_stage, stages, np.maximum(waits, 0.0))
-        np.add.at(total, part.dp, by_stage.T)
+        np.maximum(waits, 0.0, out=waits)
+        by_stage = [waits[stages == stage].sum(axis=0) for stage in range(window.stages)]
+        np.add.at(total, part.dp, np.stack(by_stage, axis=1))
         np.add.at(lanes, part.dp, 1)
     with np.errstate(invalid="ignore"):
         return total / lanes[:, None]

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from smon.diagnose.evidence import Evidence, Floats, nanmedian, peers, spread
+from smon.attribute.peers import peers
+from smon.diagnose.evidence import Evidence, Floats, nanmedian, spread
 from smon.diagnose.thresholds import MAX_POSITIONS, MIN_NOISE
 from smon.ops import OpType
 
 #: The plain ratio to the other replicas is preferred up to so many times the noise of the one
 #: with the data taken out: that one takes a fast neighbour for a slow device.
 _PLAIN_NOISE = 1.2
+#: And with two stages, where the other one cannot tell which of both is slow, up to this noise: a
+#: device that is slow enough to matter stands out of it.
+_EVEN_NOISE = 0.02
+_TWO_STAGES = 2
 #: Of so many stages the median hardly depends on a single one.
 _MANY_STAGES = 4
 
@@ -73,7 +78,8 @@ def slowness(evidence: Evidence, optype: OpType) -> Slowness:
     noise = _noise(plain), _noise(device)
     # With two stages a slow device also makes its neighbour look fast, so prefer the plain ratio
     # unless the data drowns it.
-    if np.isnan(noise[1]) or noise[0] <= _PLAIN_NOISE * noise[1]:
+    even = _EVEN_NOISE if logs.shape[2] == _TWO_STAGES else 0.0
+    if np.isnan(noise[1]) or noise[0] <= max(_PLAIN_NOISE * noise[1], even):
         return Slowness(plain, noise[0], by_device=False)
     return Slowness(device, noise[1], by_device=True)
 

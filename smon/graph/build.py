@@ -26,12 +26,8 @@ _PLACES_BEFORE = 2
 #: So many ops are named in an error; the rest are counted.
 _MAX_NAMED = 3
 
-_END_BEFORE_REDUCTION = (
-    OpType.GC,
-    OpType.LAYERNORM_GRADS_ALL_REDUCE,
-    OpType.EMBEDDING_GRADS_ALL_REDUCE,
-)
-_END_AFTER_REDUCTION = (OpType.OPTIMIZER_CLIP_MAIN_GRAD, OpType.OPTIMIZER)
+_OTHER_REDUCTIONS = (OpType.LAYERNORM_GRADS_ALL_REDUCE, OpType.EMBEDDING_GRADS_ALL_REDUCE)
+_UPDATE = (OpType.OPTIMIZER_CLIP_MAIN_GRAD, OpType.OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,12 +324,14 @@ def _end_of_step(structure: Structure, stage: int, edges: _Edges) -> None:
     in_chain = structure.of(stage, OpType.SEPARATE_GRADS_ALL_REDUCE)
     if not structure.overlap:
         in_chain = reduces
-    head = [structure.of(stage, op) for op in _END_BEFORE_REDUCTION]
-    tail = [structure.of(stage, op) for op in _END_AFTER_REDUCTION]
-    edges.chain(np.concatenate([structure.compute_order[stage][-1:], *head, in_chain, *tail]))
+    pause = structure.of(stage, OpType.GC)
+    others = [structure.of(stage, op) for op in _OTHER_REDUCTIONS]
+    reductions = [in_chain, *others] if structure.reduces_first else [*others, in_chain]
+    rest = [*reductions, *(structure.of(stage, op) for op in _UPDATE)]
+    edges.chain(np.concatenate([structure.compute_order[stage][-1:], pause, *rest]))
     if structure.overlap and len(reduces):
         # Whatever comes first after the backward needs the gradients.
-        waiting = np.concatenate([*head[1:], in_chain, *tail])
+        waiting = np.concatenate(rest)
         edges.add(reduces[-1:][: len(waiting)], waiting[:1])
 
 

@@ -26,6 +26,7 @@ NOOP_TOLERANCE_NS = 50_000.0
 
 _UNKNOWN = -2
 _DP_STREAM = (OpType.PARAMS_ALL_GATHER, OpType.GRADS_REDUCE_SCATTER)
+_OTHER_REDUCTIONS = (OpType.LAYERNORM_GRADS_ALL_REDUCE, OpType.EMBEDDING_GRADS_ALL_REDUCE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +50,8 @@ class Structure:
         (N,) model chunk of computes and DP collectives, -1 where there is none.
     overlap
         The gradient reduction runs beside the backward computes.
+    reduces_first
+        It comes after them, and before the other reductions at the end of the step.
     """
 
     stages: int
@@ -62,6 +65,7 @@ class Structure:
     chunk: NDArray[np.intp]
     global_chunk: NDArray[np.intp]
     overlap: bool
+    reduces_first: bool
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -176,14 +180,16 @@ def _split_by_structure(shape: _Shape) -> Iterator[Replicas]:
     table = shape.grid.table
     chunk = features.add_values(_chunk_values(shape, table.chunk))
     global_chunk = features.add_values(_chunk_values(shape, table.global_chunk))
-    overlap = features.add_values(_overlaps(shape))
+    overlaps = _overlaps(shape)
+    overlap = features.add_values(overlaps)
+    first = features.add_values(_reduces_first(shape) * (1 - overlaps))
     for members in features.groups():
         lead = int(members[0])
         structure = _structure(
             shape,
             compute_order=tuple(orders[ids[lead]] for ids, orders in compute),
             dp_order=tuple(orders[ids[lead]] for ids, orders in dp),
-            values=_Values(noop[lead], chunk[lead], global_chunk[lead], overlap[lead]),
+            values=_Values(noop[lead], chunk[lead], global_chunk[lead], overlap[lead], first[lead]),
         )
         yield _replicas(shape, structure, members)
 
@@ -294,14 +300,27 @@ def _overlaps(shape: _Shape) -> NDArray[np.int16]:
     return flags
 
 
+def _reduces_first(shape: _Shape) -> NDArray[np.int16]:
+    """(1, L) 1 where a gradient reduction starts before another reduction of its stage."""
+    flags = np.zeros((1, len(shape.lanes)), np.int16)
+    for stage in range(shape.layout.pp):
+        reduce = shape.of(stage, OpType.GRADS_REDUCE_SCATTER)
+        others = shape.of(stage, *_OTHER_REDUCTIONS)
+        if len(reduce) and len(others):
+            first = np.fmin.reduce(shape.start[reduce], axis=0)
+            flags[0] |= first < np.fmin.reduce(shape.start[others], axis=0)
+    return flags
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values:
-    """Agreed values of one group of lanes: (N,) each, `overlap` (1,)."""
+    """Agreed values of one group of lanes: (N,) each, `overlap` and `reduces_first` (1,)."""
 
     noop: NDArray[np.int16]
     chunk: NDArray[np.int16]
     global_chunk: NDArray[np.int16]
     overlap: NDArray[np.int16]
+    reduces_first: NDArray[np.int16]
 
 
 def _structure(
@@ -332,6 +351,7 @@ def _structure(
         chunk=np.where(chunk < 0, -1, chunk).astype(np.intp),
         global_chunk=np.where(known, values.global_chunk, by_formula).astype(np.intp),
         overlap=bool(values.overlap[0] == 1),
+        reduces_first=bool(values.reduces_first[0] == 1),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +21,8 @@ from smon.ingest.encodings import decompress
 from smon.ingest.ipc import read_ipc
 from smon.ingest.limits import Limits
 from smon.ingest.values import Producer, check_values
-from smon.wire import TYPE_ARROW, BatchHead, BatchKind
+from smon.wire import EVENTS_HEADER, TYPE_ARROW, BatchHead, BatchKind
+from smon.wire.parts import MAX_BODY_BYTES, FilePart, decode_part
 from smon.wire.problems import Problem
 
 #: A row of ops, in Arrow's columns; what a batch takes besides.
@@ -39,19 +40,23 @@ class Content:
         Record batch of `smon.wire.arrow.SCHEMA`.
     end_reason
         Why the stream ended.
+    part
+        Of a file of a rank.
     """
 
     ops: pa.RecordBatch | None = None
     evidence: Evidence | None = None
     gap: Gap | None = None
     end_reason: str | None = None
+    part: FilePart | None = None
 
     @property
     def memory_bytes(self) -> int:
         """About what it takes in memory."""
         rows = 0 if self.ops is None else self.ops.num_rows
         document = 0 if self.evidence is None else len(self.evidence.document)
-        return _OVERHEAD_BYTES + _ROW_BYTES * rows + document
+        content = 0 if self.part is None else len(self.part.content)
+        return _OVERHEAD_BYTES + _ROW_BYTES * rows + document + content
 
 
 def check_digest(head: BatchHead, body: bytes) -> None:
@@ -82,6 +87,8 @@ def decode(head: BatchHead, body: bytes, seq: int, limits: Limits) -> Content:
     WireError
         It is too large, malformed, or not of the schema.
     """
+    if head.kind is BatchKind.FILE:
+        return Content(part=_part(head, body, limits))
     raw = decompress(body, head.encoding, limits)
     if head.kind is BatchKind.OPS:
         if head.content_type == TYPE_ARROW:
@@ -92,6 +99,13 @@ def decode(head: BatchHead, body: bytes, seq: int, limits: Limits) -> Content:
     if head.kind is BatchKind.GAP:
         return Content(gap=read_gap(raw, seq, head.events))
     return Content(end_reason=read_end(raw))
+
+
+def _part(head: BatchHead, body: bytes, limits: Limits) -> FilePart:
+    if head.events != 1:
+        raise WireError(Problem.WRONG_VALUES, f"expected {EVENTS_HEADER} to be 1: one part")
+    small = replace(limits, decoded=min(limits.decoded, MAX_BODY_BYTES))
+    return decode_part(decompress(body, head.encoding, small))
 
 
 def check(content: Content, producer: Producer, limits: Limits, now_ns: int) -> None:

@@ -11,24 +11,28 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from smon.config import Settings
 from smon.errors import MissingError, StoreError, WireError
-from smon.ingest.decode import Content, decode
+from smon.ingest.decode import Content
+from smon.ingest.decoder import content_of
 from smon.ingest.documents import Gap
-from smon.ingest.files import Item, write_files
+from smon.ingest.files import Item, write_files, write_parts
 from smon.ingest.limits import TRUSTED
 from smon.ingest.metrics import IngestMetrics, reason_label
+from smon.ingest.parcels import Parcel
 from smon.ingest.ports import Store
 from smon.ingest.records import Record, RecordHead
 from smon.ingest.segments import quarantine
 from smon.ingest.streams import Ranges
 from smon.ingest.wal import Move, Wal
-from smon.store.commit import AlreadyStored, BatchNote, Key, NewFile
+from smon.store.commit import AlreadyStored, BatchNote, Key, NewFile, NewParts
+from smon.store.files import FileLimits, NewPart
 from smon.wire import BatchKind
+from smon.wire.problems import Problem
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ _STUCK_S: Final = 120.0
 _NS: Final = 10**9
 
 UNDECODABLE: Final = "undecodable"
+DECODER_DIED: Final = "decoder-died"
 STREAM_REMOVED: Final = "stream-removed"
 
 
@@ -68,6 +73,24 @@ class Clocks:
     monotonic: Callable[[], float] = time.monotonic
 
 
+#: Problems that say nothing of a body: it is tried again.
+_NOT_ITS_FAULT: Final = frozenset({Problem.OVERLOADED, Problem.INTERNAL})
+
+#: What is in bodies of the log, or why that cannot be said; raises StoreError: not now.
+DecodeLogged = Callable[[Sequence[Parcel]], Sequence[Content | WireError]]
+
+
+def decode_here(parcels: Sequence[Parcel]) -> Sequence[Content | WireError]:
+    """What is in bodies of the log, decoded in this process."""
+    found: list[Content | WireError] = []
+    for parcel in parcels:
+        try:
+            found.append(content_of(parcel, TRUSTED))
+        except WireError as error:
+            found.append(error)
+    return found
+
+
 class Drain:
     """Moves what is in the log to the store, in a thread of its own.
 
@@ -75,9 +98,11 @@ class Drain:
     ----------
     on_lost
         Called with the stream of a record that was acknowledged but is damaged in the log.
+    decode_logged
+        Decodes what lies in the log since before a restart, or for want of memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the seams of a thread that has a loop of its own
         self,
         wal: Wal,
         store: Store,
@@ -85,6 +110,8 @@ class Drain:
         metrics: IngestMetrics,
         on_lost: Callable[[str], None],
         clocks: Clocks | None = None,
+        *,
+        decode_logged: DecodeLogged = decode_here,
     ) -> None:
         self._wal = wal
         self._store = store
@@ -92,6 +119,7 @@ class Drain:
         self._metrics = metrics
         self._on_lost = on_lost
         self._clocks = clocks or Clocks()
+        self._decode_logged = decode_logged
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stop_at: float | None = None
@@ -220,25 +248,38 @@ class Drain:
                 unread.append(record)
         lost = {record.number: record for record in unread}
         try:
-            for record, head, body in self._wal.read(unread):
-                lost.pop(record.number)
-                items.setdefault(record.key, Item(head, self._decoded(record, head, body)))
+            read = list(self._wal.read(unread))
         except OSError as error:
             raise StoreError(f"the log cannot be read: {error.strerror}") from error
+        for (record, head, _), content in zip(read, self._decoded(read), strict=True):
+            lost.pop(record.number)
+            items.setdefault(record.key, Item(head, content))
         for record in lost.values():
             _log.error("log: the record of %s is damaged and lost", record.key)
             self._metrics.wal.damaged.labels("damaged").inc()
             self._on_lost(record.key[0])
         return list(items.values())
 
-    def _decoded(self, record: Record, head: RecordHead, body: bytes) -> Content:
-        try:
-            return decode(head.batch, body, head.first_seq, TRUSTED)
-        except WireError as error:
-            _log.error("log: the batch %s cannot be decoded any more: %s", record.key, error)
-            self._keep_aside(head, body, UNDECODABLE)
-            lost = Gap(head.first_seq, head.last_seq, head.batch.events, UNDECODABLE, None, None)
-            return Content(gap=lost)
+    def _decoded(self, read: Sequence[tuple[Record, RecordHead, bytes]]) -> Iterator[Content]:
+        """What is in records of the log; of one that cannot be decoded, a gap."""
+        parcels = [
+            Parcel(head.batch, body, head.first_seq, None, head.received_ns)
+            for _, head, body in read
+        ]
+        found = self._decode_logged(parcels)
+        for content in found:
+            if isinstance(content, WireError) and content.problem in _NOT_ITS_FAULT:
+                raise StoreError(f"batches of the log wait: {content}")
+        for (record, head, body), content in zip(read, found, strict=True):
+            if isinstance(content, Content):
+                yield content
+                continue
+            _log.error("log: the batch %s cannot be decoded any more: %s", record.key, content)
+            died = content.problem == Problem.UNDECODABLE
+            reason = DECODER_DIED if died else UNDECODABLE
+            self._keep_aside(head, body, reason)
+            lost = Gap(head.first_seq, head.last_seq, head.batch.events, reason, None, None)
+            yield Content(gap=lost)
 
     def _keep_aside(self, head: RecordHead, body: bytes, reason: str) -> None:
         name = f"{head.origin.stream_id}-{head.epoch}-{head.first_seq}"
@@ -251,27 +292,36 @@ class Drain:
         """Store batches, apart from those that are stored already; those that were new."""
         while items:
             files: list[NewFile] = []
+            parts: list[NewPart] = []
             try:
                 write_files(self._store, items, self._clocks.unix_ns(), files)
+                write_parts(self._store, items, self._clocks.unix_ns(), parts)
             except StoreError:
-                self._delete(files)
+                self._delete((*files, *parts))
                 raise
             try:
-                notes = [note_of(item) for item in items]
-                self._store.commit(notes, files, self._clocks.unix_ns())
+                notes, sent = [note_of(item) for item in items], self._sent(parts)
+                dropped = self._store.commit(notes, files, self._clocks.unix_ns(), sent)
             except AlreadyStored as stored:
-                self._delete(files)
+                self._delete((*files, *parts))
                 items = self._without(items, stored.keys)
             except MissingError:
-                self._delete(files)
+                self._delete((*files, *parts))
                 items = self._without_removed(items)
             else:
+                for reason in dropped:
+                    self._metrics.files_dropped.labels(reason.value).inc()
                 break
             # Of any other error nobody knows whether the commit took place after all, so the files
             # stay: the next try writes new ones, and those that no row names are cleared away.
         return items
 
-    def _delete(self, files: Iterable[NewFile]) -> None:
+    def _sent(self, parts: Sequence[NewPart]) -> NewParts:
+        settings = self._settings
+        limits = FileLimits(settings.max_attempt_files, settings.max_attempt_file_bytes)
+        return NewParts(tuple(parts), limits)
+
+    def _delete(self, files: Iterable[NewFile | NewPart]) -> None:
         for file in files:
             try:
                 self._store.delete(file.path)

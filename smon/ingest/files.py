@@ -1,4 +1,4 @@
-"""Files of one move from the log: ops by window, side evidence by window.
+"""Files of one move from the log: ops by window, side evidence by window, parts of files of ranks.
 
 Flow: `smon.ingest.drain` → **here** → `smon.store.events`. All batches of one attempt become one
 file for each window that they touch.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -18,7 +18,8 @@ from smon.ingest.order import WindowOps, by_window
 from smon.ingest.ports import Store
 from smon.ingest.records import Origin, RecordHead
 from smon.store.commit import CONTEXT, OPS, NewFile
-from smon.store.events import context_path, ops_path
+from smon.store.events import context_path, ops_path, part_path
+from smon.store.files import NewPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,34 @@ def write_files(store: Store, items: Sequence[Item], now_ns: int, files: list[Ne
         )
     for (place, window), contents in evidence.items():
         files.append(_write_evidence(store, place, window, contents, now_ns))
+
+
+def write_parts(store: Store, items: Sequence[Item], now_ns: int, parts: list[NewPart]) -> None:
+    """Write the parts of files of ranks among these batches, and add each to `parts`.
+
+    Raises
+    ------
+    StoreError
+        One cannot be written; `parts` has those before it.
+    """
+    for item in items:
+        part, origin = item.content.part, item.head.origin
+        if part is None:
+            continue
+        file_id = str(uuid.uuid4())
+        path = part_path(origin.job_id, now_ns, file_id)
+        size = store.write_part(path, part.content)
+        parts.append(
+            NewPart(
+                id=file_id,
+                tenant_id=origin.tenant_id,
+                job_id=origin.job_id,
+                attempt_id=origin.attempt_id,
+                path=path,
+                bytes=size,
+                part=replace(part, content=b""),
+            )
+        )
 
 
 def _write_ops(store: Store, place: _Place, part: WindowOps, now_ns: int) -> NewFile:

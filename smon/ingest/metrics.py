@@ -10,6 +10,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from smon.store.files import Dropped
+
 #: An acknowledgement takes a sync of the disk: from half a millisecond to seconds.
 _ACK_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SYNC_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -19,11 +21,15 @@ _DRAIN_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 REASONS: Final = frozenset(
     {
         "damaged",
+        "decoder-died",
+        "device-behind",
+        "device-never-passed",
         "disk-full",
         "not-on-server",
         "queue-full",
         "refused",
         "spool-full",
+        "stream-capture",
         "too-large",
         "undecodable",
     }
@@ -69,11 +75,33 @@ class WalMetrics:
         )
 
 
+class DecoderMetrics:
+    """Metrics of the processes that decode bodies."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.up = Gauge(
+            "smon_ingest_decoder_up",
+            "0 while bodies are refused because no process can be started that decodes them.",
+            registry=registry,
+        )
+        self.up.set(1)
+        self.deaths = Counter(
+            "smon_ingest_decoder_deaths_total",
+            "Processes that ended while they decoded bodies, by cause: crash, killed, memory, "
+            "time; all: the process that starts them.",
+            ["cause"],
+            registry=registry,
+        )
+        for cause in ("crash", "killed", "memory", "time", "all"):
+            self.deaths.labels(cause)
+
+
 class IngestMetrics:
     """Metrics of requests, batches, the drain and agents."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.wal = WalMetrics(registry)
+        self.decoder = DecoderMetrics(registry)
         self.requests = Counter(
             "smon_ingest_requests_total",
             "Ingest requests that were answered, by status code.",
@@ -145,8 +173,16 @@ class IngestMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("undecodable", "stream-removed"):
+        for reason in ("undecodable", "decoder-died", "stream-removed"):
             self.quarantined.labels(reason)
+        self.files_dropped = Counter(
+            "smon_ingest_files_dropped_total",
+            "Files of ranks that were not taken, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for dropped in (Dropped.CONTRADICTION, Dropped.TOO_MANY):
+            self.files_dropped.labels(dropped.value)
         self.streams = Gauge(
             "smon_agent_streams",
             "Streams of which a heartbeat came lately (agent_down_s).",

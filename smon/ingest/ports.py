@@ -6,15 +6,18 @@ store here whose database is down, or which fails between file and commit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 from sqlalchemy import text
 
+from smon.errors import StoreError
 from smon.store import commit, events, streams
-from smon.store.commit import BatchNote, Key, NewFile
+from smon.store.commit import BatchNote, Key, NewFile, NewParts
 from smon.store.database import Database
+from smon.store.files import Dropped
 from smon.store.objects import Objects
 from smon.store.streams import StreamInfo
 
@@ -45,11 +48,20 @@ class Store(Protocol):
     def write_context(self, path: str, documents: Sequence[bytes]) -> int:
         """Write a file of side evidence; returns bytes."""
 
+    def write_part(self, path: str, content: bytes) -> int:
+        """Write a part of a file of a rank; returns bytes."""
+
     def delete(self, path: str) -> None:
         """Remove a file that no row refers to."""
 
-    def commit(self, notes: Sequence[BatchNote], files: Sequence[NewFile], now_ns: int) -> None:
-        """Make batches and files part of the store, all or none."""
+    def commit(
+        self,
+        notes: Sequence[BatchNote],
+        files: Sequence[NewFile],
+        now_ns: int,
+        sent: NewParts,
+    ) -> Sequence[Dropped]:
+        """Make batches, files and parts part of the store, all or none; files that were dropped."""
 
 
 class SqlStore:
@@ -114,6 +126,16 @@ class SqlStore:
         """
         return events.write_context(self._objects, path, documents)
 
+    def write_part(self, path: str, content: bytes) -> int:
+        """Write a part of a file of a rank; returns bytes.
+
+        Raises
+        ------
+        StoreError
+            It cannot be written.
+        """
+        return self._objects.put(path, content)
+
     def delete(self, path: str) -> None:
         """Remove a file that no row refers to.
 
@@ -124,8 +146,19 @@ class SqlStore:
         """
         self._objects.delete(path)
 
-    def commit(self, notes: Sequence[BatchNote], files: Sequence[NewFile], now_ns: int) -> None:
-        """Make batches and files part of the store, all or none.
+    def commit(
+        self,
+        notes: Sequence[BatchNote],
+        files: Sequence[NewFile],
+        now_ns: int,
+        sent: NewParts,
+    ) -> Sequence[Dropped]:
+        """Make batches, files and parts part of the store, all or none.
+
+        Returns
+        -------
+        sequence of Dropped
+            Why files of ranks were not taken.
 
         Raises
         ------
@@ -137,4 +170,9 @@ class SqlStore:
             The database cannot be used.
         """
         with self._database.write() as session:
-            commit.commit(session, notes, files, now_ns)
+            taken = commit.commit(session, notes, files, now_ns, sent)
+        # A path that stays is a file without a row, which is found and set aside.
+        for path in taken.spare:
+            with contextlib.suppress(StoreError):
+                self._objects.delete(path)
+        return taken.dropped

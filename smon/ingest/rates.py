@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter as Counts
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ _FIRST_PAUSE_S: Final = 6.0
 _DOUBLINGS: Final = 4
 _SPREAD: Final = 0.5
 
+#: A tenant may hold so many times what it leaves free, as a queue of a shared buffer: alone three
+#: quarters of the room, two of them three sevenths each; whoever comes with nothing finds some.
+_OF_FREE: Final = 3
+
 #: A bucket holds what comes in so many seconds: agents flush in bursts.
 _BURST_S: Final = 2.0
 
@@ -39,23 +44,27 @@ def jitter() -> float:
 class InFlight:
     """Bytes of bodies that are being taken in, and the patience of those who are refused.
 
+    No tenant takes all the room: one that has nothing in flight is refused only if the rest is too
+    small for its body.
+
     Parameters
     ----------
     spread
         Factor of each pause; random, so that those refused together do not come together.
     """
 
-    __slots__ = ("_bytes", "_gauge", "_limit", "_refusals", "_spread")
+    __slots__ = ("_bytes", "_gauge", "_held", "_limit", "_refusals", "_spread")
 
     def __init__(self, limit: int, gauge: Gauge, spread: Callable[[], float] = jitter) -> None:
         self._limit = limit
         self._gauge = gauge
         self._spread = spread
         self._bytes = 0
+        self._held: Counts[str] = Counts()
         self._refusals: OrderedDict[str, int] = OrderedDict()
 
     @contextmanager
-    def reserve(self, size: int, who: str) -> Iterator[None]:
+    def reserve(self, size: int, tenant_id: str, stream_id: str = "") -> Iterator[None]:
         """Room for a body of this size, while the context lasts.
 
         Raises
@@ -63,21 +72,31 @@ class InFlight:
         WireError
             There is none; the pause doubles with each refusal in a row.
         """
-        if self._bytes and self._bytes + size > self._limit:
+        who = f"{tenant_id}/{stream_id}"
+        if not self._fits(size, tenant_id):
             raise WireError(
                 Problem.OVERLOADED,
                 "the server takes in as many bodies as it has memory for: come again later",
                 self._pause_s(who),
             )
         self._refusals.pop(who, None)
-        self._change(size)
+        self._change(tenant_id, size)
         try:
             yield
         finally:
-            self._change(-size)
+            self._change(tenant_id, -size)
 
-    def _change(self, size: int) -> None:
+    def _fits(self, size: int, tenant_id: str) -> bool:
+        """Whether there is room: always for a body that is alone."""
+        free, held = self._limit - self._bytes - size, self._held[tenant_id]
+        most = _OF_FREE * free if held else self._limit
+        return not self._bytes or (free >= 0 and held + size <= most)
+
+    def _change(self, tenant_id: str, size: int) -> None:
         self._bytes += size
+        self._held[tenant_id] += size
+        if not self._held[tenant_id]:
+            del self._held[tenant_id]
         self._gauge.set(self._bytes)
 
     def _pause_s(self, who: str) -> float:

@@ -22,13 +22,16 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from smon.config import Settings
-from smon.errors import SMonError, WireError
+from smon.errors import SMonError, StoreError, WireError
 from smon.ingest.agents import AgentFigures
-from smon.ingest.decode import Content, check, check_digest, decode
+from smon.ingest.decode import Content, check_digest
+from smon.ingest.decoding import Decoder, Here
 from smon.ingest.disk import Disk
 from smon.ingest.drain import Clocks, Drain
+from smon.ingest.fence import Fence
 from smon.ingest.limits import MAX_LOST, MAX_STEP, MAX_VALUES, Limits
-from smon.ingest.metrics import IngestMetrics
+from smon.ingest.metrics import DecoderMetrics, IngestMetrics
+from smon.ingest.parcels import Parcel
 from smon.ingest.ports import SqlStore, Store, Tenancy
 from smon.ingest.rates import InFlight, TenantRates
 from smon.ingest.records import Origin, Record, RecordHead
@@ -46,14 +49,15 @@ from smon.store.database import Database
 from smon.store.models import Mode, TimeBase
 from smon.store.objects import Objects
 from smon.store.streams import StreamInfo
-from smon.wire import STEPS_DONE_HEADER, TYPE_JSON, BatchHead, BatchKind
+from smon.wire import STEPS_DONE_HEADER, BatchHead, BatchKind
 from smon.wire.problems import Problem
 
-#: Larger bodies, and JSON, which costs more, are decoded beside the event loop.
-_ASIDE_BYTES: Final = 256 << 10
-_ASIDE_JSON_BYTES: Final = 8 << 10
+_NS: Final = 10**9
 
-#: Threads for large bodies, and as many for the database.
+#: A clock that is farther off than fifty years says nothing, and its times would not fit.
+_MAX_BEHIND_S: Final = 50 * 366 * 86_400
+
+#: Threads for the database; and as many for large bodies, where no process is there for them.
 _THREADS: Final = 4
 
 #: A stream that is ahead of what is known here is looked up again, but not more often, and its
@@ -83,6 +87,7 @@ class Parts:
     store: Store | None = None
     disk: Disk = field(default_factory=Disk)
     wal: type[Wal] = Wal
+    decoder: Callable[[Settings, DecoderMetrics], Decoder] | None = None
     deduplication: Deduplication = field(default_factory=Deduplication)
     monotonic: Callable[[], float] = time.monotonic
 
@@ -152,18 +157,18 @@ class IngestService:
         self._store: Store = self._parts.store or SqlStore(database, objects)
         seams = Seams(self._parts.disk, self._settle, self._parts.monotonic)
         self._wal = self._parts.wal(settings, self.metrics.wal, seams)
+        self._decoder = (self._parts.decoder or decoder_for)(settings, self.metrics.decoder)
         clocks = Clocks(clock, self._parts.monotonic)
         self._drain = Drain(
-            self._wal, self._store, settings, self.metrics, self._forget_soon, clocks
-        )
+            self._wal, self._store, settings, self.metrics, self._forget_soon, clocks,
+            decode_logged=self._decode_logged,
+        )  # fmt: skip
         self._streams = StreamTable()
         self._digests = Digests()
         self._in_flight = InFlight(settings.max_in_flight_bytes, self.metrics.in_flight)
         self._rates = TenantRates(settings, self._parts.monotonic)
         self._flights: dict[Key, _Flight] = {}
         self._lookups: dict[tuple[str, str], asyncio.Task[StreamState | None]] = {}
-        # Two, so that a database that hangs does not hold up the decoding of large bodies.
-        self._decoders = ThreadPoolExecutor(_THREADS, "smon-decode")
         self._askers = ThreadPoolExecutor(_THREADS, "smon-ask")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flushing = False
@@ -185,6 +190,7 @@ class IngestService:
         self._loop = asyncio.get_running_loop()
         self._tune()
         self._wal.open()
+        self._decoder.start()
         self._wal.start()
         self._drain.start()
         self._state = ""
@@ -200,13 +206,13 @@ class IngestService:
             await asyncio.wait(outcomes, timeout=self.settings.stop_timeout_s)
         await loop.run_in_executor(None, self._drain.stop, self.settings.stop_timeout_s)
         await loop.run_in_executor(None, self._wal.close)
+        await self._decoder.stop()
         # Outcomes of the last group are on their way to this loop.
         await asyncio.sleep(0)
         self._loop = None
         sys.setswitchinterval(self._switch_s)
         gc.unfreeze()
-        for pool in (self._decoders, self._askers):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._askers.shutdown(wait=True, cancel_futures=True)
 
     def _tune(self) -> None:
         """Settle the interpreter for a process that answers; `stop` takes it back."""
@@ -222,6 +228,8 @@ class IngestService:
         reasons = [self._state] if self._state else []
         if read_only := self._wal.read_only():
             reasons.append(read_only)
+        if problem := self._decoder.problem():
+            reasons.append(problem)
         return reasons + self._drain.problems()
 
     # --- admission ------------------------------------------------------------------------------
@@ -244,7 +252,8 @@ class IngestService:
                 "send smaller batches",
             )
         _check_counts(head, self._limits)
-        with self._in_flight.reserve(head.length, f"{access.tenant_id}/{stream_id}"):
+        self._wal.check_room(head.length)
+        with self._in_flight.reserve(head.length, access.tenant_id, stream_id):
             self._rates.take(access.tenant_id, head.events if head.kind is BatchKind.OPS else 0)
             yield
 
@@ -338,17 +347,29 @@ class IngestService:
     async def _content(self, place: _Place, head: BatchHead, body: bytes, now_ns: int) -> Content:
         info = place.state.info
         live_unix = info.mode is Mode.LIVE and info.time_base is TimeBase.UNIX
-        producer = Producer(info.layout, live_unix, info.window_steps)
+        offset_ns = head.clock[0] if head.clock else 0
+        behind_s = min(max(round(offset_ns / _NS), -_MAX_BEHIND_S), _MAX_BEHIND_S)
+        producer = Producer(info.layout, live_unix, info.window_steps, behind_s)
+        return await self._decoder.decode(Parcel(head, body, place.seq, producer, now_ns))
 
-        def decoded() -> Content:
-            content = decode(head, body, place.seq, self._limits)
-            check(content, producer, self._limits, now_ns)
-            return content
+    def _decode_logged(self, parcels: Sequence[Parcel]) -> Sequence[Content | WireError]:
+        """From the drain's thread: what is in bodies of the log."""
+        loop = self._loop
+        if loop is None:
+            raise StoreError("the server is stopping")
+        return asyncio.run_coroutine_threadsafe(self._decoded(parcels), loop).result()
 
-        large = _ASIDE_JSON_BYTES if head.content_type == TYPE_JSON else _ASIDE_BYTES
-        if len(body) < large:
-            return decoded()
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, decoded)
+    async def _decoded(self, parcels: Sequence[Parcel]) -> Sequence[Content | WireError]:
+        return await asyncio.gather(*map(self._outcome, parcels))
+
+    async def _outcome(self, parcel: Parcel) -> Content | WireError:
+        while True:
+            try:
+                return await self._decoder.decode(parcel)
+            except WireError as error:
+                # It was acknowledged: it is tried as often as it would be if it were sent again.
+                if error.problem != Problem.DECODER_DIED:
+                    return error
 
     def _append(
         self, place: _Place, head: RecordHead, body: bytes, content: Content, flight: _Flight
@@ -459,8 +480,17 @@ class IngestService:
                 loop.call_soon_threadsafe(self._streams.forget, stream_id)
 
 
+def decoder_for(settings: Settings, metrics: DecoderMetrics) -> Decoder:
+    """Who decodes, by the settings."""
+    if settings.decode_processes:
+        return Fence(settings, metrics)
+    return Here(Limits.of(settings), _THREADS)
+
+
 def _check_counts(head: BatchHead, limits: Limits) -> None:
-    most = {BatchKind.OPS: limits.events, BatchKind.GAP: MAX_LOST}.get(head.kind, MAX_VALUES)
+    most = {BatchKind.OPS: limits.events, BatchKind.GAP: MAX_LOST, BatchKind.FILE: 1}.get(
+        head.kind, MAX_VALUES
+    )
     if head.events > most:
         raise WireError(
             Problem.TOO_MANY_EVENTS, f"expected at most {most} events in a batch of this kind"

@@ -7,9 +7,10 @@ taken once more, and `smon.store.commit` drops it.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,9 +23,11 @@ MAX_AHEAD: Final = 4096
 #: Streams that are remembered; of others the database is asked again.
 MAX_STREAMS: Final = 65_536
 
-#: Digests that are remembered, of all streams together: 60 MB. At 125 batches a second, the last
-#: half hour; a conflict is found later only by its numbers.
+#: Digests that are remembered, of all streams together: 60 MB at most. Who does not know whether a
+#: batch was taken sends it again within a minute (``SMON_RETRY_MAX_S`` of the agent); what came
+#: minutes ago is known by its numbers only.
 MAX_DIGESTS: Final = 1 << 18
+KEEP_DIGESTS_S: Final = 300.0
 
 
 class Ranges:
@@ -148,24 +151,49 @@ class StreamTable:
 
 
 class Digests:
-    """Digests of the batches that came last."""
+    """Digests of the batches that came last.
 
-    __slots__ = ("_capacity", "_digests")
+    They are kept in two halves: when the younger one is full or old enough, the older one goes, and
+    the younger one takes its place. So little load takes little memory, however long it lasts.
 
-    def __init__(self, capacity: int = MAX_DIGESTS) -> None:
-        self._capacity = capacity
-        self._digests: OrderedDict[Key, bytes] = OrderedDict()
+    Parameters
+    ----------
+    capacity
+        Digests in both halves.
+    keep_s
+        A digest is remembered for at least so long, unless there are too many, and for about twice
+        that at most.
+    monotonic
+        Seconds that never go back.
+    """
+
+    __slots__ = ("_half", "_keep_s", "_monotonic", "_older", "_turned_s", "_younger")
+
+    def __init__(
+        self,
+        capacity: int = MAX_DIGESTS,
+        keep_s: float = KEEP_DIGESTS_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._half = max(capacity // 2, 1)
+        self._keep_s = keep_s
+        self._monotonic = monotonic
+        self._older: dict[Key, bytes] = {}
+        self._younger: dict[Key, bytes] = {}
+        self._turned_s = monotonic()
 
     def get(self, key: Key) -> str | None:
         """Digest of a batch, hexadecimal; None if it is not remembered."""
-        digest = self._digests.get(key)
+        digest = self._younger.get(key) or self._older.get(key)
         return None if digest is None else digest.hex()
 
     def put(self, key: Key, digest: str) -> None:
-        """Remember the digest of a batch; the oldest is forgotten."""
-        self._digests[key] = bytes.fromhex(digest)
-        if len(self._digests) > self._capacity:
-            self._digests.popitem(last=False)
+        """Remember the digest of a batch; the oldest are forgotten."""
+        now_s = self._monotonic()
+        if len(self._younger) >= self._half or now_s - self._turned_s >= self._keep_s:
+            self._older, self._younger = self._younger, {}
+            self._turned_s = now_s
+        self._younger[key] = bytes.fromhex(digest)
 
 
 class Deduplication:

@@ -48,11 +48,14 @@ class Producer:
         Whether its op times are unix times of now.
     window_steps
         Steps of a window; 0: all of them are one window.
+    behind_s
+        By how much its clock is behind the server's, as it says; negative: ahead.
     """
 
     layout: Layout
     live_unix: bool
     window_steps: int
+    behind_s: int = 0
 
 
 def is_text(text: object) -> bool:
@@ -87,7 +90,10 @@ def check_values(batch: pa.RecordBatch, producer: Producer, limits: Limits, now_
     layout = producer.layout
     first_ns, last_ns = -_MAX, _MAX
     if producer.live_unix:
-        first_ns, last_ns = now_ns - limits.past_ns, now_ns + limits.future_ns
+        # Ops of before a clock was set go out with the offset of after it: both times will do.
+        behind_ns = producer.behind_s * 10**9
+        first_ns = now_ns - limits.past_ns - max(behind_ns, 0)
+        last_ns = now_ns + limits.future_ns - min(behind_ns, 0)
     _check_below("step", columns["step"], MAX_STEP)
     _check_below("dp", columns["dp"], layout.dp - 1)
     _check_below("stage", columns["stage"], layout.pp - 1)

@@ -213,6 +213,23 @@ class Wal:
 
     # --- writing --------------------------------------------------------------------------------
 
+    def check_room(self, size: int) -> None:
+        """Whether so much may still wait to be stored; asked before a body is read and decoded.
+
+        Raises
+        ------
+        WireError
+            The log is full.
+        """
+        full = self.pending_bytes + size + HEAD_ROOM > self._settings.max_wal_bytes
+        if self._closing or full:
+            raise WireError(
+                Problem.OVERLOADED,
+                "the server stores more slowly than batches come, and its log is full: come "
+                "again later",
+                _BUSY_RETRY_S,
+            )
+
     def append(
         self, head: RecordHead, body: bytes, settled: Settled, content: Content | None = None
     ) -> Record:
@@ -230,18 +247,11 @@ class Wal:
         WireError
             The disk is full, or too much waits to be stored.
         """
-        size = len(body) + HEAD_ROOM
         with self._wake:
             self._try_to_resume()
             if self._read_only:
                 raise _full(self._read_only)
-            if self._closing or self.pending_bytes + size > self._settings.max_wal_bytes:
-                raise WireError(
-                    Problem.OVERLOADED,
-                    "the server stores more slowly than batches come, and its log is full: come "
-                    "again later",
-                    _BUSY_RETRY_S,
-                )
+            self.check_room(len(body))
             record = Record(
                 number=self._next_number,
                 key=head.key,

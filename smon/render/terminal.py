@@ -8,7 +8,9 @@ from __future__ import annotations
 from rich.console import Console, Group
 from rich.text import Text
 
+from smon.render.collectives import collectives
 from smon.render.numbers import breakdown, fixes, heat_map, ledger, quality, step_time
+from smon.render.series import series
 from smon.render.words import headline, printable, seconds, verdict_lines
 from smon.report import Finding, JobReport
 
@@ -24,10 +26,10 @@ def print_report(report: JobReport, console: Console) -> None:
     console.print()
     for line in verdict_lines(report):
         console.print(Text(line, style="bold"))
+    for finding in report.findings:
+        console.print()
+        console.print(_finding(report, finding))
     if report.slowdown.paper is not None:
-        for finding in report.findings:
-            console.print()
-            console.print(_finding(report, finding))
         console.print()
         console.print(step_time(report))
         if report.ledger:
@@ -39,6 +41,12 @@ def print_report(report: JobReport, console: Console) -> None:
         if report.fixes:
             console.print()
             console.print(fixes(report))
+    if report.series is not None:
+        console.print()
+        console.print(series(report.series))
+    if report.collectives:
+        console.print()
+        console.print(collectives(report))
     console.print()
     console.print(quality(report))
 
@@ -49,9 +57,10 @@ def _title(report: JobReport) -> Text:
     sizes = [("DP", layout.dp), ("PP", layout.pp), ("TP", layout.tp), ("CP", layout.cp)]
     parts = [f"{name} {size}" for name, size in sizes if size > 1 or name in ("DP", "PP")]
     steps = f"steps {window.first_step}–{window.last_step}"
-    used = f"{window.steps_used} of {window.steps} used"
+    used = f", {window.steps_used} of {window.steps} used"
+    seen = f" · {steps}{used}" if window.steps else ""
     title = Text(printable(job.job_id), style="bold")
-    title.append(f"  {' · '.join(parts)} · {job.world_size:,} GPUs · {steps}, {used}", style="dim")
+    title.append(f"  {' · '.join(parts)} · {job.world_size:,} GPUs{seen}", style="dim")
     return title
 
 
@@ -63,7 +72,10 @@ def _finding(report: JobReport, finding: Finding) -> Group:
     lines.extend(Text(f"    {printable(line)}") for line in finding.evidence)
     if finding.candidates:
         lines.append(Text(f"    {_candidates(finding)}"))
-    if finding.victims is not None and finding.victims.wait_s is not None:
+    if finding.victims is not None and finding.victims.wait_s is None:
+        waiting = ", ".join(map(str, finding.victims.ranks))
+        lines.append(Text(f"    {finding.victims.count} ranks wait for it: {waiting}"))
+    elif finding.victims is not None and finding.victims.wait_s is not None:
         wait = seconds(finding.victims.wait_s)
         lines.append(
             Text(f"    {finding.victims.count} other workers wait, typically {wait} a step")

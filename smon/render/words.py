@@ -10,6 +10,9 @@ from smon.report import Finding, FixPart, JobReport, Where
 #: As in `smon.diagnose.thresholds`, which the renderer does not know; a test compares them.
 ATTRIBUTION_THRESHOLD: Final = 1.03
 
+#: So many findings are named before their evidence.
+_MAX_MORE: Final = 8
+
 #: Causes in words.
 CAUSES: Final = {
     "slow_gpu": "slow GPU",
@@ -53,7 +56,7 @@ def verdict_lines(report: JobReport) -> list[str]:
     """The verdict, what it costs, and what to do, each in one line."""
     slowdown = report.slowdown.paper
     if slowdown is None:
-        return [f"Insufficient data: {report.window.steps_used} usable steps."]
+        return _without_times(report)
     runs = f"This job runs at {slowdown:.3f} × its ideal step time"
     if report.findings:
         return [action(report, report.findings[0]), f"{runs}: {_lost(report)}."]
@@ -62,11 +65,29 @@ def verdict_lines(report: JobReport) -> list[str]:
     return [f"{runs}: {_lost(report)}.", _unexplained(report)]
 
 
+def _without_times(report: JobReport) -> list[str]:
+    """The verdict of a report without step times: a hang, or why there is none."""
+    if report.findings:
+        others = [one for one in report.findings[1:_MAX_MORE] if one.scope == "rank"]
+        more = [place(report, finding) for finding in others]
+        also = [f"Also suspect: {', '.join(more)}."] if more else []
+        return [action(report, report.findings[0]), *also]
+    if report.series is not None and report.verdict == "none":
+        return [f"No burst and no slower level in {report.window.steps_used:,} step times."]
+    if report.verdict == "insufficient_data" and report.series is not None:
+        return [f"Insufficient data: {report.quality.notes[-1]}."]
+    if not report.window.steps and report.quality.notes:
+        return [f"Insufficient data: {printable(report.quality.notes[-1])}."]
+    return [f"Insufficient data: {report.window.steps_used} usable steps."]
+
+
 def action(report: JobReport, finding: Finding) -> str:
     """The one line to act on: who, why, how much, and what to do."""
     cause = CAUSES.get(finding.cause, finding.cause.replace("_", " "))
     line = f"{place(report, finding)}: {cause}"
-    if finding.verdict != "hang":
+    if finding.verdict == "hang":
+        line += "" if finding.persistence.onset_step is not None else f" {_hanging(finding)}"
+    else:
         line += f", +{seconds(finding.excess_s)} per step ({finding.excess_share:.1%})"
     return f"{line}. Next: {printable(finding.next[0])}" if finding.next else f"{line}."
 
@@ -75,9 +96,15 @@ def headline(report: JobReport, finding: Finding) -> str:
     """Who, why, how much, when: one line for one finding."""
     cause = CAUSES.get(finding.cause, finding.cause.replace("_", " "))
     if finding.verdict == "hang":
-        return f"{place(report, finding)}: {cause} in step {finding.persistence.onset_step}"
+        return f"{place(report, finding)}: {cause} {_hanging(finding)}"
     cost = f"+{seconds(finding.excess_s)} per step ({finding.excess_share:.1%})"
     return f"{place(report, finding)}: {cause}, {cost}, {_when(finding)}"
+
+
+def _hanging(finding: Finding) -> str:
+    """The step that does not end; where steps are unknown, the collective."""
+    step = finding.persistence.onset_step
+    return f"at {printable(finding.phase)}" if step is None else f"in step {step}"
 
 
 def place(report: JobReport, finding: Finding) -> str:
@@ -96,6 +123,8 @@ def place(report: JobReport, finding: Finding) -> str:
     }
     if finding.scope == "node" and where.rank is None:
         return f"Node {printable(where.node or 'unknown')}"
+    if finding.scope == "dp_group" and where.ranks:
+        return f"Group of ranks {', '.join(map(str, where.ranks))}"
     if finding.scope == "stage" and report.job.layout.dp == 1:
         return f"Stage {where.stage}"
     return named.get(finding.scope, finding.scope)

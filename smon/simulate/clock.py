@@ -133,7 +133,8 @@ def align(  # noqa: PLR0913  # three of them are optional
         lanes=_put_right(lanes, clocks, estimate, axis, rebase=rebase) if corrected else [*lanes],
         offset_ns=clocks.spread(estimate.offset),
         drift_ppm=_ppm(clocks, estimate, axis),
-        correction_ns=clocks.spread(estimate.applied_offset),
+        # Of a worker that is not there nothing is taken off.
+        correction_ns=np.nan_to_num(clocks.spread(estimate.applied_offset)),
         residual_ns=estimate.residual_ns,
         residual_p99_ns=estimate.residual_p99_ns,
         component=clocks.numbers(component),

@@ -76,15 +76,22 @@ class Engine:
         Graphs, lanes and recorded durations.
     ideal
         Ideal duration of each op type.
+    like
+        An engine of a larger window that this one is a part of: what is known of its graphs, and
+        is the same here, is not worked out again.
     """
 
-    def __init__(self, window: Window, ideal: Ideal) -> None:
+    def __init__(self, window: Window, ideal: Ideal, *, like: Engine | None = None) -> None:
         self.window = window
         self.reference = ideal
         self.ideal = [ideal.of_ops(part.graph.structure.optype) for part in window.parts]
         self._programs = [part.program for part in window.parts]
-        self._full = [_Layout.of(program, program.phases) for program in self._programs]
-        self._partial = [_Layout.of(program, program.sensitive) for program in self._programs]
+        known: dict[Program, _Layouts] = {} if like is None else like.layouts
+        self.layouts: dict[Program, _Layouts] = {
+            program: known.get(program) or _Layouts.of(program) for program in self._programs
+        }
+        self._full = [self.layouts[program].full for program in self._programs]
+        self._partial = [self.layouts[program].sensitive for program in self._programs]
         self._compositions = _Compositions(window)
         self._base, self.ideal_step_ns = self._ideal_run()
         self._solo_meeting, self._companions = self._compositions.solo(window)
@@ -293,6 +300,18 @@ class _Layout:
         return _Layout(list(range(count)), count)
 
 
+@dataclass(frozen=True, slots=True)
+class _Layouts:
+    """Of all of a program, and of what can feel another replica."""
+
+    full: _Layout
+    sensitive: _Layout
+
+    @staticmethod
+    def of(program: Program) -> _Layouts:
+        return _Layouts(_Layout.of(program, program.phases), _Layout.of(program, program.sensitive))
+
+
 def _units(phases: Sequence[Phase]) -> Iterable[Unit]:
     for phase in phases:
         yield from phase.units
@@ -352,9 +371,9 @@ class _State:
         self.shape = shape
         self.inputs = inputs
         count = len(inputs.ideal)
-        buffers = np.empty((layout.buffers, *shape))
-        # Ops that this run does not compute have no buffer, and are never written.
-        self._out = [buffers[max(index, 0)] if len(buffers) else buffers for index in layout.buffer]
+        buffers = list(np.empty((max(layout.buffers, 1), *shape)))
+        # Ops that this run does not compute have no buffer (−1), and are never written.
+        self._out = [buffers[index] for index in layout.buffer]
         self._scratch = np.empty((2, *shape))
         self.ends: Ends = list(inputs.base) or [0.0] * count
         self.touched = bytearray(count)
@@ -430,10 +449,10 @@ class _State:
         latest, scratch = self._scratch
         op, deps = unit.members[0]
         start = self._start(op, deps, latest)
+        for op, deps in unit.members[1:]:
+            start = np.maximum(start, self._start(op, deps, scratch), out=latest)
         if start is not latest:
             np.copyto(latest, start)
-        for op, deps in unit.members[1:]:
-            np.maximum(latest, self._start(op, deps, scratch), out=latest)
         return latest
 
     def _finish(self, unit: Unit, latest: Floats, durations: Sequence[Floats | None]) -> None:

@@ -19,8 +19,19 @@ from sqlalchemy import insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from smon.errors import MissingError, StoreError
-from smon.store.models import Attempt, Coverage, EventFile, Job, Stream, Window, WindowState, new_id
-from smon.store.streams import ALL_ENDED, add_clock_samples, chunks, next_seq
+from smon.store.files import NOTHING_MORE, FileLimits, NewPart, Taken, take
+from smon.store.models import (
+    Attempt,
+    Coverage,
+    EventFile,
+    Job,
+    Stream,
+    Window,
+    WindowKind,
+    WindowState,
+    new_id,
+)
+from smon.store.streams import ALL_ENDED, LOST, add_clock_samples, chunks, next_seq
 from smon.wire import BatchKind
 
 #: (stream, epoch, seq) of a batch.
@@ -74,6 +85,17 @@ class BatchNote:
 
 
 @dataclass(frozen=True, slots=True)
+class NewParts:
+    """Parts of files that have been written, and what an attempt may send of them."""
+
+    parts: tuple[NewPart, ...] = ()
+    limits: FileLimits = NOTHING_MORE
+
+
+NO_PARTS: Final = NewParts()
+
+
+@dataclass(frozen=True, slots=True)
 class NewFile:
     """A file that has been written; ``window_number`` None: side evidence of the attempt."""
 
@@ -113,9 +135,23 @@ def stored_among(session: Session, keys: Collection[Key]) -> frozenset[Key]:
 
 
 def commit(
-    session: Session, notes: Sequence[BatchNote], files: Sequence[NewFile], now: int
-) -> None:
+    session: Session,
+    notes: Sequence[BatchNote],
+    files: Sequence[NewFile],
+    now: int,
+    sent: NewParts = NO_PARTS,
+) -> Taken:
     """Make batches and the files that hold them part of the store; the caller commits.
+
+    Parameters
+    ----------
+    sent
+        Parts of files of ranks among the batches.
+
+    Returns
+    -------
+    Taken
+        What became of `sent`.
 
     Raises
     ------
@@ -140,6 +176,7 @@ def commit(
     _save_streams(session, streams, now)
     windows = _touch_windows(session, files, now)
     _add_files(session, files, windows, now)
+    taken = take(session, sent.parts, sent.limits, now)
     _touch_attempts(session, notes, files, now)
     _end_attempts(session, streams, now)
     _touch_jobs(session, notes, files, streams, now)
@@ -147,6 +184,7 @@ def commit(
         session,
         [(note.stream_id, note.received_ns, *note.clock) for note in notes if note.clock],
     )
+    return taken
 
 
 # --- ranges -----------------------------------------------------------------------------------
@@ -417,7 +455,10 @@ def _touch_windows(
                 *(Window.last_step, Window.rows, Window.state, Window.ready_ns, Window.tries),
                 *(Window.revision, Window.expired_ns),
             )
-            .where(tuple_(Window.attempt_id, Window.number).in_(part))
+            .where(
+                tuple_(Window.attempt_id, Window.number).in_(part),
+                Window.kind == WindowKind.STEPS.value,
+            )
             .order_by(Window.id)
         )
         for row in session.execute(for_change(session, wanted)):
@@ -439,6 +480,7 @@ def _opened(place: tuple[str, int], gain: _Gain, now: int) -> dict[str, Any]:
         "tenant_id": gain.tenant_id,
         "job_id": gain.job_id,
         "attempt_id": place[0],
+        "kind": WindowKind.STEPS.value,
         "number": place[1],
         "first_step": gain.first_step,
         "last_step": gain.last_step,
@@ -505,6 +547,12 @@ def _touch_attempts(
             update(Attempt)
             .where(Attempt.id.in_(part))
             .values(revision=Attempt.revision + 1, last_data_ns=now)
+            .execution_options(synchronize_session=False)
+        )
+        session.execute(
+            update(Attempt)
+            .where(Attempt.id.in_(part), Attempt.end_reason == LOST)
+            .values(ended_ns=None, end_reason=None)
             .execution_options(synchronize_session=False)
         )
 

@@ -6,14 +6,15 @@ several servers share the work; nothing else in SMon knows which it is.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Engine, create_engine, event, make_url, select
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -24,6 +25,15 @@ from smon.store.objects import make_folder
 
 #: SQLite lets one writer in at a time; the others wait for so long.
 _BUSY_S: Final = 30.0
+
+#: Pause between two tries to give a new file its journal, which takes some milliseconds.
+_JOURNAL_PAUSE_S: Final = 0.01
+
+#: Pauses between two tries to reach a database that is not there yet.
+_FIRST_PAUSE_S: Final = 0.25
+_LONGEST_PAUSE_S: Final = 5.0
+
+_LOG: Final = logging.getLogger(__name__)
 
 #: Connections of one process to PostgreSQL.
 _POOL: Final = 8
@@ -98,6 +108,38 @@ class Database:
         except SQLAlchemyError as error:
             raise StoreError(f"the database refuses: {_first_line(error)}") from error
 
+    def problems(self) -> list[str]:
+        """Why it cannot be used; empty if it can."""
+        try:
+            with self.read() as session:
+                session.execute(select(1))
+        except StoreError as error:
+            return [str(error)]
+        return []
+
+    def wait(
+        self,
+        patience_s: float,
+        sleep: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Wait until it can be used: machines that start together start in any order.
+
+        SQLite is a file, and waits for nobody.
+
+        Raises
+        ------
+        StoreError
+            It cannot be used after so long.
+        """
+        give_up, pause = clock() + patience_s, _FIRST_PAUSE_S
+        while not self.is_sqlite and (problems := self.problems()):
+            if clock() >= give_up:
+                raise StoreError(f"{problems[0]} (waited {patience_s:g} s for it)")
+            _LOG.warning("waiting for the database: %s", problems[0])
+            sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
     def close(self) -> None:
         """Give all connections back."""
         self.engine.dispose()
@@ -153,8 +195,24 @@ def _make_folder(folder: Path) -> None:
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # The driver shall not begin transactions by itself: `_begin_sqlite` does, and says which kind.
     connection.isolation_level = None
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+    _keep_a_write_ahead_log(connection)
+    for pragma in ("synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _keep_a_write_ahead_log(connection: sqlite3.Connection) -> None:
+    # Where two processes change the journal of a new file at once, SQLite refuses one of them at
+    # once: its timeout waits for locks, but not for this change, which both would wait for.
+    until = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_JOURNAL_PAUSE_S)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Any) -> None:  # noqa: ANN401  # sqlalchemy.Connection

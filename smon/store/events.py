@@ -61,6 +61,11 @@ def context_path(job_id: str, day_ns: int, window_number: int | None, file_id: s
     return f"{_folder('events', job_id, day_ns)}/{window}-{file_id}.jsonl.zst"
 
 
+def part_path(job_id: str, day_ns: int, file_id: str) -> str:
+    """Where a part of a file of a rank lies."""
+    return f"{_folder('events', job_id, day_ns)}/part-{file_id}.bin"
+
+
 def _folder(root: str, job_id: str, day_ns: int) -> str:
     day = datetime.fromtimestamp(day_ns // 10**9 // _DAY_S * _DAY_S, UTC).date()
     return f"{root}/job={job_id}/day={day.isoformat()}"

@@ -29,6 +29,15 @@ class Event(StrEnum):
     ENDED = "ended"
 
 
+class Source(StrEnum):
+    """What a finding was found in: another analysis of the same can say that it is gone."""
+
+    OPS = "ops"
+    EVENTS = "rank-events"
+    DUMPS = "flight-recorder"
+    SERIES = "step-times"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
     """A finding of the present analysis.
@@ -49,6 +58,7 @@ class Seen:
     document: dict[str, Any]
     host: str | None
     gpu_uuid: str | None
+    source: Source = Source.OPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +103,21 @@ _KNOWN = (
 )
 
 
-def known_findings(session: Session, attempt_id: str, cleared_since: int | None) -> list[Known]:
+def known_findings(
+    session: Session, attempt_id: str, cleared_since: int | None, source: Source | None = None
+) -> list[Known]:
     """Open findings of an attempt, and those that have cleared at a step or after it.
 
     Parameters
     ----------
     cleared_since
         None: all that have cleared.
+    source
+        Those that were found in this; None: in anything.
     """
     wanted = select(*_KNOWN).where(Finding.attempt_id == attempt_id)
+    if source is not None:
+        wanted = wanted.where(Finding.source == source.value)
     if cleared_since is not None:
         wanted = wanted.where(
             or_(Finding.state == FindingState.OPEN, Finding.cleared_step >= cleared_since)
@@ -140,6 +156,7 @@ def _open(session: Session, ids: Mapping[str, str], change: Change, at: int) -> 
             id=finding_id,
             **ids,
             key=_seen(change).key,
+            source=_seen(change).source.value,
             state=FindingState.OPEN.value,
             opened_step=change.step,
             opened_ns=at,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Table
 
@@ -19,6 +20,9 @@ from smon.store.models import Base
 
 SCHEMA: Final = "smon.backup/1"
 MANIFEST: Final = "manifest.json"
+
+#: Key of the manifest's own checksum.
+SEAL: Final = "sha256"
 
 #: Tables that are not kept: processes that run now are none of those after a restore.
 LEFT_OUT: Final = frozenset({"nodes"})
@@ -92,7 +96,14 @@ class Manifest:
             "created_ns": self.created_ns,
             "missing": list(self.missing),
         }
-        return json.dumps(head | lists, indent=1) + "\n"
+        return json.dumps(sealed(head | lists), indent=1) + "\n"
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest's document with the SHA-256 of all else that is in it."""
+    rest = {name: value for name, value in document.items() if name != SEAL}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return rest | {SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def kept_tables() -> list[Table]:
@@ -118,6 +129,8 @@ def read_manifest(folder: Path) -> Manifest:
         document = json.loads((folder / MANIFEST).read_bytes())
         if document["schema"] != SCHEMA:
             raise ConfigError(f"expected a backup of schema {SCHEMA} in {folder}, found another")
+        if sealed(document)[SEAL] != document[SEAL]:
+            raise ConfigError(f"{folder / MANIFEST}: its content has changed: use another backup")
         lists = {
             name: tuple(
                 Part(str(p["path"]), int(p["bytes"]), str(p["sha256"]), int(p["rows"]))

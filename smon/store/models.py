@@ -61,6 +61,25 @@ class WindowState(StrEnum):
     FAILED = "failed"
 
 
+class WindowKind(StrEnum):
+    """What a window is analysed from.
+
+    STEPS: ops of a run of steps. CAPTURE: files of ranks, of a moment. Each is numbered from 0.
+    Where one report stands for an attempt, that of ops does: ``steps`` sorts after ``capture``.
+    """
+
+    STEPS = "steps"
+    CAPTURE = "capture"
+
+
+class FileState(StrEnum):
+    """GATHERING: parts are missing. WHOLE: all have come, unchecked. PLACED: in a capture."""
+
+    GATHERING = "gathering"
+    WHOLE = "whole"
+    PLACED = "placed"
+
+
 class WorkState(StrEnum):
     """State of an import or of a task."""
 
@@ -186,8 +205,12 @@ class Attempt(Base):
     live_waste_ratio: Mapped[float | None]
     live_recorded_s: Mapped[float | None]
     live_ideal_s: Mapped[float | None]
+    live_aligned: Mapped[bool | None]
+    live_coverage_ratio: Mapped[float | None]
     #: Latest report of the running diagnosis: JSON in zstd.
     live_report: Mapped[bytes | None] = mapped_column(deferred=True)
+    #: Parquet of every worker in each of its steps, as beside the report of a window.
+    live_workers: Mapped[bytes | None] = mapped_column(deferred=True)
 
 
 class Stream(Base):
@@ -202,7 +225,7 @@ class Stream(Base):
     attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
     #: Chosen by the producer: who asks again with it gets the same stream.
     key: Mapped[str]
-    host: Mapped[str]
+    host: Mapped[str] = mapped_column(index=True)
     source: Mapped[str]
     #: Global ranks that it delivers; empty: not known.
     ranks: Mapped[list[Any]]
@@ -250,24 +273,27 @@ class ClockSample(Base):
 
 
 class Window(Base):
-    """A run of steps of one attempt that is analysed as a whole.
+    """A run of steps of one attempt, or a capture of it, that is analysed as a whole.
 
     `revision` counts the commits of events; `analysed_revision` is the one that the result is of.
     """
 
     __tablename__ = "windows"
     __table_args__ = (
-        UniqueConstraint("attempt_id", "number"),
+        UniqueConstraint("attempt_id", "kind", "number"),
         Index("ix_windows_work", "state", "lease_ns"),
+        Index("ix_windows_tenant", "tenant_id", "updated_ns"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
+    kind: Mapped[str] = mapped_column(default=WindowKind.STEPS)
     number: Mapped[int]
     first_step: Mapped[int]
     last_step: Mapped[int]
+    #: Ops; of a capture 0.
     rows: Mapped[int] = mapped_column(default=0)
     state: Mapped[str] = mapped_column(default=WindowState.OPEN)
     #: Why it is ready although somebody is missing, or why it failed.
@@ -291,9 +317,10 @@ class Window(Base):
 
 
 class EventFile(Base):
-    """A Parquet file of ops, or a JSON file of side evidence, of one window.
+    """A file of ops (Parquet), of side evidence (JSON), or a part of a file of a rank.
 
-    Side evidence without a step (hosts, GPUs) belongs to the attempt: no window, steps -1.
+    Side evidence without a step belongs to the attempt: no window, steps -1. So does a part until
+    its file is in a capture.
     """
 
     __tablename__ = "event_files"
@@ -303,7 +330,7 @@ class EventFile(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
     window_id: Mapped[str | None] = mapped_column(ForeignKey("windows.id"), index=True)
-    #: ``ops`` or ``context``.
+    #: ``ops``, ``context`` or ``part``.
     kind: Mapped[str]
     #: Below the root of the event files.
     path: Mapped[str] = mapped_column(unique=True)
@@ -316,14 +343,68 @@ class EventFile(Base):
     doomed_ns: Mapped[int | None] = mapped_column(index=True)
 
 
+class SentFile(Base):
+    """A file of one rank that comes in parts (`smon.store.files`), and then is in a capture.
+
+    `have`: ``[[part, path]]`` of those that have come, below the root of the event files.
+    """
+
+    __tablename__ = "sent_files"
+    __table_args__ = (
+        UniqueConstraint("attempt_id", "key"),
+        Index("ix_sent_files_state", "state", "created_ns"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"))
+    window_id: Mapped[str | None] = mapped_column(ForeignKey("windows.id"), index=True)
+    key: Mapped[str]
+    state: Mapped[str]
+    name: Mapped[str]
+    format: Mapped[str]
+    rank: Mapped[int | None]
+    world_size: Mapped[int | None]
+    sha256: Mapped[str]
+    bytes: Mapped[int]
+    parts: Mapped[int]
+    first_step: Mapped[int | None]
+    last_step: Mapped[int | None]
+    start_ns: Mapped[int | None]
+    end_ns: Mapped[int | None]
+    have: Mapped[list[Any]]
+    created_ns: Mapped[int]
+
+
+class FileDrop(Base):
+    """Files of an attempt that were not used, by reason (`smon.store.files.Dropped`)."""
+
+    __tablename__ = "file_drops"
+
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    reason: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    files: Mapped[int]
+    #: Of the last of them.
+    name: Mapped[str]
+    last_ns: Mapped[int]
+
+
 class Result(Base):
     """The report of a window: exactly one per code version."""
 
     __tablename__ = "results"
-    __table_args__ = (UniqueConstraint("window_id", "code_version"),)
+    __table_args__ = (
+        UniqueConstraint("window_id", "code_version"),
+        Index("ix_results_tenant", "tenant_id", "created_ns"),
+        # All that the sum of a period reads: the rows themselves are as large as their reports.
+        Index("ix_results_loss", "window_id", "created_ns", "cause", "recorded_s", "waste_ratio"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
     attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"), index=True)
     window_id: Mapped[str] = mapped_column(ForeignKey("windows.id"))
@@ -339,6 +420,8 @@ class Result(Base):
     waste_ratio: Mapped[float | None]
     recorded_s: Mapped[float | None]
     ideal_s: Mapped[float | None]
+    #: Whether the clocks of its hosts agreed; None: not measured.
+    aligned: Mapped[bool | None]
     coverage_ratio: Mapped[float]
     #: JSON of schema smon.report/1, in zstd.
     report: Mapped[bytes] = mapped_column(deferred=True)
@@ -378,6 +461,8 @@ class Finding(Base):
     attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id"))
     #: Cause, scope and place: the same finding in the next analysis has the same key.
     key: Mapped[str]
+    #: What it was found in (`smon.store.findings.Source`).
+    source: Mapped[str] = mapped_column(default="ops")
     state: Mapped[str]
     verdict: Mapped[str]
     cause: Mapped[str]
@@ -459,6 +544,41 @@ class Task(Base):
     error: Mapped[str | None]
     #: The result, below the root of the event files.
     path: Mapped[str | None]
+    created_ns: Mapped[int]
+    finished_ns: Mapped[int | None]
+    owner: Mapped[str | None]
+    fence: Mapped[int] = mapped_column(default=0)
+    lease_ns: Mapped[int] = mapped_column(default=0)
+    tries: Mapped[int] = mapped_column(default=0)
+
+
+class Notice(Base):
+    """What one channel has been told of one finding of a job, and whether there is more to tell.
+
+    The finding is known by `key` (cause, scope and place), so that it stays the same one over
+    restarts of the job. `state`: QUEUED while there is something to tell, FAILED if that was given
+    up, DONE otherwise.
+    """
+
+    __tablename__ = "notices"
+    __table_args__ = (UniqueConstraint("channel", "job_id", "key"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=new_id)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), index=True)
+    channel: Mapped[str]
+    key: Mapped[str]
+    #: The gravest severity that was said of it; None: not said to be there.
+    told_severity: Mapped[str | None]
+    #: When it was last said to be there anew, and when anything was said last.
+    opened_ns: Mapped[int] = mapped_column(default=0)
+    told_ns: Mapped[int] = mapped_column(default=0)
+    #: Messages so far: number of the next one.
+    messages: Mapped[int] = mapped_column(default=0)
+    state: Mapped[str] = mapped_column(index=True)
+    #: What was given up, ``event:severity``, and why.
+    given_up: Mapped[str | None]
+    error: Mapped[str | None]
     created_ns: Mapped[int]
     finished_ns: Mapped[int | None]
     owner: Mapped[str | None]

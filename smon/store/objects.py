@@ -6,10 +6,11 @@ of server-issued ids; what a user sent never becomes one.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,9 @@ PARTIAL: Final = ".partial"
 
 #: Folders that are known to be durable; then they are made durable again.
 _REMEMBERED: Final = 4096
+
+#: Tries to write into a folder that is removed meanwhile.
+_TRIES: Final = 16
 
 #: Sent to an object store at a time.
 _PIECE: Final = 8 << 20
@@ -61,7 +65,7 @@ class Objects:
 
     def __init__(self, root: str) -> None:
         self._local: Path | None = None
-        self._durable: set[Path] = set()
+        self._durable: dict[Path, int] = {}
         try:
             if "://" in root:
                 self._fs, base = pafs.FileSystem.from_uri(root)
@@ -99,8 +103,7 @@ class Objects:
         full, data = self._full(path), memoryview(content)
         try:
             if self._local is not None:
-                self._make_folder(Path(full).parent, self._local)
-                with _written_durably(Path(full)) as file:
+                with _written_durably(Path(full), self._opened) as file:
                     file.write(data)
             else:
                 self._upload(full, [data])
@@ -123,8 +126,7 @@ class Objects:
         full = self._full(path)
         try:
             if self._local is not None:
-                self._make_folder(Path(full).parent, self._local)
-                with _written_durably(Path(full)) as file:
+                with _written_durably(Path(full), self._opened) as file:
                     yield file
             else:
                 with tempfile.TemporaryFile() as file:
@@ -149,6 +151,7 @@ class Objects:
                 Path(old).replace(new)
                 sync_folder(Path(new).parent)
                 sync_folder(Path(old).parent)
+                self._remove_empty(Path(old).parent)
             elif self.size(source) is None:
                 return False
             else:
@@ -203,20 +206,36 @@ class Objects:
                 raise StoreError(f"cannot read {path}: {error}") from error
 
     def delete(self, path: str) -> bool:
-        """Remove a file; whether it was there.
+        """Remove a file, and folders that are empty then; whether it was there.
 
         Raises
         ------
         StoreError
             It cannot be removed.
         """
+        full = self._full(path)
         try:
-            self._fs.delete_file(self._full(path))
+            self._fs.delete_file(full)
         except FileNotFoundError:
             return False
         except (pa.ArrowException, OSError) as error:
             raise StoreError(f"cannot remove {path}: {error}") from error
+        self._remove_empty(Path(full).parent)
         return True
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Remove a local folder if it is empty, and those above it; the outermost ones stay.
+
+        Every job and day has its own, so that they would become many. Who is about to write there
+        meanwhile makes it anew.
+        """
+        top = self._local
+        while top is not None and top not in (folder, folder.parent):
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
 
     def size(self, path: str) -> int | None:
         """Bytes of a file; None if there is none.
@@ -250,14 +269,24 @@ class Objects:
                 path = info.path.removeprefix(self._base).lstrip("/")
                 yield StoredObject(path, info.size, info.mtime_ns or 0)
 
+    def _opened(self, new: Path) -> int:
+        """Descriptor of a new file in a local folder that is durable."""
+        for _ in range(_TRIES):
+            # Where somebody has just removed the folder, because it was empty, it is made again.
+            with suppress(FileNotFoundError):
+                self._make_folder(new.parent, self._local or new.parent)
+                return os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+        raise FileNotFoundError(errno.ENOENT, "the folder is removed again and again", str(new))
+
     def _make_folder(self, folder: Path, top: Path) -> None:
         """Make a folder durable once in this process, whoever had made it."""
-        if folder in self._durable and folder.is_dir():
-            return
+        with suppress(FileNotFoundError):
+            if self._durable.get(folder) == folder.stat().st_ino:
+                return
         make_folder(folder, top)
         if len(self._durable) >= _REMEMBERED:
             self._durable.clear()
-        self._durable.add(folder)
+        self._durable[folder] = folder.stat().st_ino
 
     def _full(self, path: str) -> str:
         if not _PATH.fullmatch(path):
@@ -266,10 +295,10 @@ class Objects:
 
 
 @contextmanager
-def _written_durably(target: Path) -> Iterator[BinaryIO]:
+def _written_durably(target: Path, opened: Callable[[Path], int]) -> Iterator[BinaryIO]:
     """Write aside, sync, rename, sync the folder: after a crash it is whole or not there."""
     aside = target.with_name(f"{target.name}.{uuid4().hex}{PARTIAL}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640)
+    descriptor = opened(aside)
     try:
         # Buffered: it goes on where a full disk writes less than asked for, and raises in the end.
         with os.fdopen(descriptor, "wb") as file:

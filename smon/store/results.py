@@ -106,6 +106,7 @@ def numbers_of(report: JobReport) -> dict[str, Any]:
         "waste_ratio": finite(report.waste_ratio),
         "recorded_s": finite(report.step_time.recorded_s),
         "ideal_s": finite(report.step_time.ideal_s),
+        "aligned": report.quality.clock.aligned,
     }
 
 

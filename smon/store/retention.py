@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, u
 from sqlalchemy.orm import Session
 
 from smon.config import Settings
-from smon.store.commit import for_change
+from smon.store.commit import CONTEXT, for_change
 from smon.store.database import Database
 from smon.store.models import (
     Attempt,
@@ -29,7 +29,9 @@ from smon.store.models import (
     Import,
     Job,
     Node,
+    Notice,
     Result,
+    SentFile,
     StepResult,
     Stream,
     Task,
@@ -161,6 +163,7 @@ def _expire_windows(session: Session, window_ids: Sequence[str], now: int) -> li
             .execution_options(synchronize_session=False)
         )
         files += _take_files(session, EventFile.window_id.in_(ids))
+        _delete(session, SentFile, SentFile.window_id.in_(ids))
     return files
 
 
@@ -172,7 +175,8 @@ def _left_context(before: int) -> ColumnElement[bool]:
         other.c.attempt_id == EventFile.attempt_id, other.c.window_id.is_not(None)
     )
     return and_(
-        EventFile.window_id.is_(None), EventFile.created_ns < before, ~of_pinned, ~with_windows
+        *(EventFile.window_id.is_(None), EventFile.kind == CONTEXT),
+        *(EventFile.created_ns < before, ~of_pinned, ~with_windows),
     )
 
 
@@ -259,6 +263,14 @@ def _trim_findings(session: Session, before: int, counts: dict[str, int]) -> Non
         which = FindingEvent.finding_id.in_(part)
         _count(counts, FindingEvent, _delete(session, FindingEvent, which))
         _count(counts, Finding, _delete(session, Finding, Finding.id.in_(part)))
+    told = and_(
+        Notice.told_ns < before,
+        Notice.created_ns < before,
+        Notice.told_severity.is_(None),
+        Notice.state != WorkState.QUEUED,
+        Notice.job_id.not_in(_pinned_jobs()),
+    )
+    _count(counts, Notice, _delete(session, Notice, told))
 
 
 def _trim_steps(session: Session, before: int, counts: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from sqlalchemy import Row, func, select, update
+from sqlalchemy import Row, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
@@ -34,6 +34,9 @@ from smon.topology import Layout
 
 #: An offset of a clock that is newer than this makes another one needless: drift is some 10 ppm.
 CLOCK_PAUSE_NS: Final = 30 * 10**9
+
+#: Source of streams that have files of ranks, and no ops.
+_FILES: Final = "files"
 
 #: Parameters of one statement: SQLite takes 32,766.
 _CHUNK: Final = 2_000
@@ -133,6 +136,7 @@ def register(
     """
     job_id = _job(session, tenant_id, request.job, now)
     attempt = _attempt(session, tenant_id, job_id, request, settings, now)
+    _settle_layout(session, attempt, request)
     _check_attempt(attempt, request)
     stream = _stream(session, attempt, request, now)
     if stream.attempt_id != attempt.id:
@@ -360,9 +364,29 @@ def _window_steps(request: StreamRequest, settings: Settings) -> int:
     return settings.window_steps if request.mode is Mode.LIVE else 0
 
 
+def _settle_layout(session: Session, attempt: Attempt, request: StreamRequest) -> None:
+    """Believe a stream that knows the layout better than all before it, which are of files alone.
+
+    Whoever ships files often knows no more than how many ranks there are, or not even that.
+    """
+    known, asked = layout_of(attempt), request.layout
+    better = known != asked and _is_flat(known) and asked.world_size >= known.world_size
+    sources = select(Stream.source).where(Stream.attempt_id == attempt.id)
+    if better and set(session.scalars(sources)) == {_FILES}:
+        for name in ("dp", "pp", "tp", "cp", "ep", "vpp"):
+            setattr(attempt, name, getattr(asked, name))
+        session.flush()
+
+
+def _is_flat(layout: Layout) -> bool:
+    return layout == Layout(dp=layout.dp, pp=1)
+
+
 def _check_attempt(attempt: Attempt, request: StreamRequest) -> None:
     known = (layout_of(attempt), Mode(attempt.mode), TimeBase(attempt.time_base))
     asked = (request.layout, request.mode, request.time_base)
+    if request.source == _FILES and _is_flat(request.layout):
+        asked = (known[0], *asked[1:])
     if known != asked:
         shown, found = (f"{layout}, {mode}, {time} time" for layout, mode, time in (known, asked))
         raise LayoutConflictError(
@@ -425,12 +449,49 @@ def _follow(
 #: Why an attempt ended, if its streams did.
 ALL_ENDED: Final = "all streams ended"
 
+#: Why it ended, if its agents went silent; it goes on as soon as one of them sends.
+LOST: Final = "nothing is heard of it"
+
 
 def _reopen(session: Session, attempt: Attempt) -> None:
-    """An attempt goes on if its streams had ended, and one more comes."""
+    """An attempt goes on if its streams had ended or were lost, and one more comes."""
     session.execute(
         update(Attempt)
-        .where(Attempt.id == attempt.id, Attempt.end_reason == ALL_ENDED)
+        .where(Attempt.id == attempt.id, Attempt.end_reason.in_((ALL_ENDED, LOST)))
         .values(ended_ns=None, end_reason=None)
         .execution_options(synchronize_session=False)
     )
+
+
+def end_lost(session: Session, before_ns: int, now_ns: int) -> list[str]:
+    """End the live attempts of which nothing has been heard since; their ids.
+
+    A machine that is switched off sends no END. Its findings would stay open, and its last figures
+    would be those of a running job, for ever.
+    """
+    heard = (
+        select(Stream.id)
+        .where(
+            Stream.attempt_id == Attempt.id,
+            or_(
+                Stream.heartbeat_ns >= before_ns,
+                Stream.last_data_ns >= before_ns,
+                Stream.created_ns >= before_ns,
+            ),
+        )
+        .exists()
+    )
+    ended = session.scalars(
+        update(Attempt)
+        .where(
+            Attempt.mode == Mode.LIVE,
+            Attempt.ended_ns.is_(None),
+            Attempt.created_ns < before_ns,
+            Attempt.last_data_ns < before_ns,
+            ~heard,
+        )
+        .values(ended_ns=now_ns, end_reason=LOST)
+        .execution_options(synchronize_session=False)
+        .returning(Attempt.id)
+    )
+    return list(ended)

@@ -24,10 +24,13 @@ from smon.store.models import (
     Stream,
     TimeBase,
     Window,
+    WindowKind,
     WindowState,
 )
 from smon.store.streams import chunks
+from smon.store.work import expired
 from smon.topology import Layout
+from smon.wire import COUNTERS_SOURCE
 
 #: Of an attempt, so many of its latest steps say how long one takes.
 _PACE_STEPS: Final = 8
@@ -80,6 +83,7 @@ class WindowInfo:
 
     id: str
     attempt_id: str
+    kind: WindowKind
     number: int
     first_step: int
     last_step: int
@@ -142,8 +146,12 @@ def _attempt_info(row: Any) -> AttemptInfo:  # noqa: ANN401  # a row of a query
     )
 
 
+#: Captures have their own rules (`smon.store.captures`).
+_OF_STEPS: Final = Window.kind == WindowKind.STEPS.value
+
 _WINDOW: Final = (
-    *(Window.id, Window.attempt_id, Window.number, Window.first_step, Window.last_step),
+    *(Window.id, Window.attempt_id, Window.kind, Window.number),
+    *(Window.first_step, Window.last_step),
     *(Window.rows, Window.state, Window.updated_ns, Window.revision, Window.missing_count),
     Window.expired_ns,
 )
@@ -153,6 +161,7 @@ def _window_info(row: Any) -> WindowInfo:  # noqa: ANN401  # a row of a query
     return WindowInfo(
         id=row.id,
         attempt_id=row.attempt_id,
+        kind=WindowKind(row.kind),
         number=row.number,
         first_step=row.first_step,
         last_step=row.last_step,
@@ -169,8 +178,8 @@ def _window_info(row: Any) -> WindowInfo:  # noqa: ANN401  # a row of a query
 
 
 def attempts_under_way(session: Session, since_ns: int) -> list[tuple[str, int]]:
-    """(id, revision) of attempts with a window that is not ready, or with data since a time."""
-    waiting = select(Window.attempt_id).where(Window.state == WindowState.OPEN)
+    """(id, revision) of attempts with open windows of ops, or with data since a time."""
+    waiting = select(Window.attempt_id).where(Window.state == WindowState.OPEN, _OF_STEPS)
     found = session.execute(
         select(Attempt.id, Attempt.revision)
         .where(or_(Attempt.last_data_ns >= since_ns, Attempt.id.in_(waiting)))
@@ -190,10 +199,13 @@ def attempt(session: Session, attempt_id: str) -> AttemptInfo | None:
 def streams(
     session: Session, attempt_id: str, known: Mapping[str, tuple[int, ...]]
 ) -> list[StreamState]:
-    """Streams of an attempt; the ranks of those that are `known` are not read again."""
+    """Streams of an attempt that bring ops; the ranks of those that are `known` are not read again.
+
+    A stream of counters says nothing of how far anybody has come, nor that a rank is still there.
+    """
     rows = session.execute(
         select(Stream.id, Stream.steps_done, Stream.ended, Stream.last_data_ns)
-        .where(Stream.attempt_id == attempt_id)
+        .where(Stream.attempt_id == attempt_id, Stream.source != COUNTERS_SOURCE)
         .order_by(Stream.id)
     ).all()
     ranks = dict(known)
@@ -207,11 +219,12 @@ def streams(
 
 
 def undecided(session: Session, attempt_id: str) -> list[WindowInfo]:
-    """Windows that are not ready, and those that became so without everybody."""
+    """Windows of ops that are not ready, and those that became so without everybody."""
     rows = session.execute(
         select(*_WINDOW)
         .where(
             Window.attempt_id == attempt_id,
+            _OF_STEPS,
             Window.state.in_((WindowState.OPEN, WindowState.READY)),
             or_(Window.state == WindowState.OPEN, Window.missing_count > 0),
         )
@@ -224,7 +237,7 @@ def last_step_seen(session: Session, attempt_id: str) -> int | None:
     """Highest step of which there is any op."""
     return session.scalar(
         select(Window.last_step)
-        .where(Window.attempt_id == attempt_id, Window.rows > 0)
+        .where(Window.attempt_id == attempt_id, _OF_STEPS, Window.rows > 0)
         .order_by(Window.number.desc())
         .limit(1)
     )
@@ -234,7 +247,7 @@ def first_step_seen(session: Session, attempt_id: str) -> int | None:
     """Lowest step of which there is anything."""
     return session.scalar(
         select(Window.first_step)
-        .where(Window.attempt_id == attempt_id)
+        .where(Window.attempt_id == attempt_id, _OF_STEPS)
         .order_by(Window.number)
         .limit(1)
     )
@@ -335,6 +348,7 @@ def files_of_steps(
     """Files of an attempt's windows with any of these steps, both ends included."""
     windows = select(Window.id).where(
         Window.attempt_id == attempt_id,
+        _OF_STEPS,
         Window.first_step <= steps[1],
         Window.last_step >= steps[0],
     )
@@ -374,6 +388,7 @@ def earlier_reports(
         .join(Attempt, Attempt.id == Result.attempt_id)
         .where(
             Result.job_id == of.job_id,
+            _OF_STEPS,
             Attempt.tenant_id == of.tenant_id,
             Attempt.mode == Mode.LIVE,
             *same,
@@ -399,7 +414,9 @@ class Follow:
     fence: int
 
 
-def live_due(session: Session, owner: str, now: int, skip: Collection[str]) -> str | None:
+def live_due(
+    session: Session, owner: str, now: int, lease_s: float, skip: Collection[str]
+) -> str | None:
     """The live attempt with new steps that has waited longest, if no other worker follows it."""
     found = session.scalars(
         select(Attempt.id)
@@ -407,7 +424,7 @@ def live_due(session: Session, owner: str, now: int, skip: Collection[str]) -> s
             Attempt.mode == Mode.LIVE,
             Attempt.ready_step.is_not(None),
             or_(Attempt.live_step.is_(None), Attempt.live_step < Attempt.ready_step),
-            or_(Attempt.live_owner == owner, Attempt.live_lease_ns <= now),
+            or_(Attempt.live_owner == owner, expired(Attempt.live_lease_ns, now, lease_s)),
         )
         .order_by(Attempt.live_analysed_ns.is_not(None), Attempt.live_analysed_ns, Attempt.id)
         .limit(len(skip) + 1)
@@ -423,7 +440,7 @@ def live_claim(
         update(Attempt)
         .where(
             Attempt.id == attempt_id,
-            or_(Attempt.live_owner == owner, Attempt.live_lease_ns <= now),
+            or_(Attempt.live_owner == owner, expired(Attempt.live_lease_ns, now, lease_s)),
         )
         .values(
             live_owner=owner,

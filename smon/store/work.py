@@ -1,6 +1,6 @@
-"""Work that is shared out as rows: windows, imports, tasks; one worker at a time has each.
+"""Work that is shared out as rows: windows, imports, tasks, notices; one worker at a time has each.
 
-Flow: `smon.worker.loop` → **here** → table ``windows``, ``imports`` or ``tasks``. A claim is a
+Flow: `smon.worker.loop`, `smon.notify` → **here** → the table of that work. A claim is a
 lease with a fence: a worker that is silent for longer than its lease loses the row to another one,
 whose fence is higher, and whatever the first one still wants to write is refused
 (``docs/reference/windows.md`` section 4).
@@ -16,10 +16,10 @@ from sqlalchemy import ColumnElement, Select, and_, case, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from smon.errors import FencedError
-from smon.store.models import Attempt, Import, Mode, Task, Window, WindowState, WorkState
+from smon.store.models import Attempt, Import, Mode, Notice, Task, Window, WindowState, WorkState
 
 #: A table of work.
-Work = type[Window] | type[Import] | type[Task]
+Work = type[Window] | type[Import] | type[Task] | type[Notice]
 
 #: A window that has been analysed before waits until its late data have been silent for so long.
 SETTLE_NS: Final = 2 * 10**9
@@ -80,15 +80,27 @@ def _kind(work: Work) -> _Kind:
     return _WINDOWS if work is Window else _OTHERS
 
 
-def claim(session: Session, work: Work, owner: str, now: int, terms: Terms) -> Claim | None:
+def claim(
+    session: Session,
+    work: Work,
+    owner: str,
+    now: int,
+    terms: Terms,
+    *only: ColumnElement[bool],
+) -> Claim | None:
     """Take the next row that waits, or whose worker has been silent for too long; None if none.
 
     Live windows go before recorded ones, then the oldest first. A row that has been claimed too
     often fails, with a reason, and the next one is taken. The session must be of
     `smon.store.database.Database.write`.
+
+    Parameters
+    ----------
+    only
+        Conditions on the rows that are taken; by default all of the table.
     """
     while True:
-        row = session.execute(_next(session, work, now)).first()
+        row = session.execute(_next(session, work, now, terms).where(*only)).first()
         if row is None:
             return None
         if row.tries < terms.max_tries:
@@ -124,11 +136,23 @@ def _failure(work: Work, reason: str, now: int) -> dict[str, Any]:
     return {**values, "finished_ns": now}
 
 
-def _next(session: Session, work: Work, now: int) -> Select[Any]:
+def expired(lease_ns: InstrumentedAttribute[int], now: int, lease_s: float) -> ColumnElement[bool]:
+    """Whether a lease has run out.
+
+    So has one that ends later than any can: the clock was set back since, and whoever has it would
+    have renewed it.
+    """
+    return or_(lease_ns <= now, lease_ns > now + int(2 * lease_s * _NS))
+
+
+def _next(session: Session, work: Work, now: int, terms: Terms) -> Select[Any]:
     """The row that is to be taken next, locked; rows that others are looking at are passed over."""
     kind = _kind(work)
     # A lease of a row that waits is a pause before the next try.
-    due = and_(work.state.in_((kind.waiting, kind.busy)), work.lease_ns <= now)
+    due = or_(
+        and_(work.state == kind.waiting, work.lease_ns <= now),
+        and_(work.state == kind.busy, expired(work.lease_ns, now, terms.lease_s)),
+    )
     columns: Any = (work.id, work.fence, work.tries)
     wanted: Select[Any] = select(*columns).limit(1)
     if work is Window:
@@ -151,6 +175,8 @@ def _next(session: Session, work: Work, now: int) -> Select[Any]:
 
 
 def _created(work: Work) -> InstrumentedAttribute[int]:
+    if work is Notice:
+        return Notice.created_ns
     return Import.created_ns if work is Import else Task.created_ns
 
 
@@ -163,6 +189,11 @@ def renew(session: Session, claimed: Claim, now: int, lease_s: float) -> None:
         Somebody else has the row.
     """
     _change_mine(session, claimed, {"lease_ns": now + int(lease_s * _NS)})
+
+
+def holds(session: Session, claimed: Claim) -> bool:
+    """Whether this claim still holds."""
+    return session.execute(select(claimed.work.id).where(*_held(claimed))).first() is not None
 
 
 def progress(session: Session, claimed: Claim, values: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ Flow: `smon.trace.table` → **here** → `smon.trace.quality` → `smon.graph`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,6 +79,62 @@ class _Index:
 
     values: NDArray[np.int64]
     inverse: NDArray[np.intp]
+
+
+def joined(grids: Sequence[Grid], table: OpTable) -> Grid | None:
+    """The grid of the tables of several grids, put together, as `make_grid` would make it.
+
+    Parameters
+    ----------
+    grids
+        Of one step each, ascending.
+    table
+        Their tables, one after the other.
+
+    Returns
+    -------
+    Grid or None
+        None if their slots differ, or rows were left out: then only `make_grid` knows.
+    """
+    first = grids[0]
+    if not all(_alike(first, grid) for grid in grids):
+        return None
+    rows = np.cumsum([0, *(len(grid.table) for grid in grids)]).tolist()
+    return Grid(
+        table=table,
+        steps=np.concatenate([grid.steps for grid in grids]),
+        origin_ns=np.concatenate([grid.origin_ns for grid in grids]),
+        lane_step=np.concatenate(
+            [np.full(grid.lanes, number, np.intp) for number, grid in enumerate(grids)]
+        ),
+        lane_dp=np.concatenate([grid.lane_dp for grid in grids]),
+        kind_stage=first.kind_stage,
+        kind_optype=first.kind_optype,
+        kind_offset=first.kind_offset,
+        row=np.concatenate(
+            [
+                np.where(grid.row < 0, np.int32(-1), grid.row + np.int32(begin))
+                for grid, begin in zip(grids, rows, strict=False)
+            ],
+            axis=1,
+        ),
+        start=np.concatenate([grid.start for grid in grids], axis=1),
+        end=np.concatenate([grid.end for grid in grids], axis=1),
+        duplicates=sum(grid.duplicates for grid in grids),
+        conflicts=sum(grid.conflicts for grid in grids),
+        out_of_range=0,
+    )
+
+
+def _alike(one: Grid, other: Grid) -> bool:
+    """Whether two grids of whole steps have the same slots."""
+    return (
+        one.out_of_range == other.out_of_range == 0
+        and one.table.step_relative == other.table.step_relative
+        and np.array_equal(one.kind_stage, other.kind_stage)
+        and np.array_equal(one.kind_optype, other.kind_optype)
+        and np.array_equal(one.kind_offset, other.kind_offset)
+    )
 
 
 def make_grid(table: OpTable) -> Grid:

@@ -7,7 +7,7 @@ be used is one sentence in an error; what is left out is one in the notes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 from smon.errors import MetaError, NothingUsableError, TopologyError, TraceError
 from smon.ops import STREAM_COMPUTE
 from smon.topology import Layout
+from smon.trace.annotated import names_ops, op_table
+from smon.trace.context import Context, merge
+from smon.trace.dumps import RankDump, gathered_dumps, world_of
+from smon.trace.events import RankEvents
 from smon.trace.formats.reading import Reading, numbered, printable
+from smon.trace.groups import agreed_layout, expert_size
 from smon.trace.meta import Job
+from smon.trace.pipeline import Recovered, recover
+from smon.trace.ranks import gathered
+from smon.trace.series import StepSeries
 from smon.trace.sources import Source, find_sources, job_beside, job_of_meta
-from smon.trace.table import OpTable, concat
+from smon.trace.table import OpTable, concat, empty_table
+from smon.trace.tp_waits import tp_waits
 
 #: Called with what is being done, and how much of it is done, of how much.
 Progress = Callable[[str, int, int], None]
@@ -46,12 +55,54 @@ class Trace:
         Sentences for the report: files left out, a layout that was inferred.
     sources
         Files that were read.
+    events
+        By rank, where the files have no ops but kernels and collectives, and neither annotations
+        nor a schedule tell the ops; the table is empty then.
+    dumps
+        By rank, where the files are dumps of Flight Recorder; the table is empty then.
+    series
+        Where the file only has step times of the whole job; the table is empty then.
+    context
+        Side evidence that the files themselves hold: hosts, waits inside tensor-parallel groups.
     """
 
     table: OpTable
     job: Job
     notes: tuple[str, ...]
     sources: tuple[Path, ...]
+    events: tuple[RankEvents, ...] = ()
+    dumps: tuple[RankDump, ...] = ()
+    series: StepSeries | None = None
+    context: Context = field(default_factory=Context)
+
+    def evidence(self, beside: Context | None) -> Context:
+        """All side evidence: of the files themselves, and what stands beside them."""
+        return merge([self.context, beside or Context()])
+
+    def ops(self) -> OpTable:
+        """The table, for whom nothing else is of use.
+
+        Raises
+        ------
+        NothingUsableError
+            The trace has kernels and collectives, but no ops.
+        """
+        if self.events:
+            raise NothingUsableError(
+                "the trace has kernels and collectives, but no ops: `smon analyze` can tell who "
+                "comes late; for everything else annotate the ops (docs/sources.md)"
+            )
+        if self.dumps:
+            raise NothingUsableError(
+                "dumps of Flight Recorder tell who has not arrived, and have no times: "
+                "`smon analyze` reads them (docs/sources.md)"
+            )
+        if self.series is not None:
+            raise NothingUsableError(
+                "the file has step times of the whole job only: `smon analyze` reads them "
+                "(docs/sources.md)"
+            )
+        return self.table
 
 
 def load(
@@ -98,7 +149,16 @@ def load(
     sources, notes = find_sources(paths, format_name)
     job = _declared_job(sources, meta, layout)
     readings, more = _read(sources, progress)
-    notes += more + [note for _, reading in readings for note in reading.notes]
+    readings, fewer = _of_one_kind(readings)
+    notes += more + fewer + [note for _, reading in readings for note in reading.notes]
+    if any(reading.events for _, reading in readings):
+        declared = layout if job is None else job.layout
+        name = _name(readings) if job is None else job.job_id
+        return _of_events(readings, name, declared, notes=notes, steps=steps)
+    if any(reading.dumps for _, reading in readings):
+        return _of_dumps(readings, job, layout, notes)
+    if any(reading.series is not None for _, reading in readings):
+        return _of_series(readings, job, layout, notes=notes, steps=steps)
     table = _one_table([reading for _, reading in readings])
     name = _name(readings)
     if job is None:
@@ -114,6 +174,166 @@ def load(
     notes += more
     used = tuple(source.path for source, _ in readings)
     return Trace(_cut(table, steps), job, tuple(notes), used)
+
+
+def _of_one_kind(
+    readings: list[tuple[Source, Reading]],
+) -> tuple[list[tuple[Source, Reading]], list[str]]:
+    """Files of the kind that tells most, and notes on those that a folder holds beside them.
+
+    Raises
+    ------
+    TraceError
+        Files of several kinds were given one by one.
+    """
+    kinds: dict[str, list[tuple[Source, Reading]]] = {
+        "ops": [each for each in readings if each[1].has_ops],
+        "kernels and collectives": [each for each in readings if each[1].events],
+        "dumps of Flight Recorder": [each for each in readings if each[1].dumps],
+        "step times": [each for each in readings if each[1].series is not None],
+    }
+    found = [kind for kind, files in kinds.items() if files]
+    spare = [source for kind in found[1:] for source, _ in kinds[kind]]
+    if any(source.folder is None for source in spare):
+        raise TraceError(
+            f"some files are of {' and some of '.join(found)}: analyse them one by one"
+        )
+    notes = [
+        f"left out: {len(kinds[kind])} files of {kind}, beside {found[0]}" for kind in found[1:]
+    ]
+    return kinds[found[0]], notes
+
+
+def _of_events(
+    readings: Sequence[tuple[Source, Reading]],
+    name: str,
+    declared: Layout | None,
+    *,
+    notes: list[str],
+    steps: tuple[int | None, int | None] | None,
+) -> Trace:
+    """The trace of files with events: as ops if annotations or a schedule tell them, else as is."""
+    used = tuple(source.path for source, _ in readings)
+    ranks, more = gathered(events for _, reading in readings for events in reading.events)
+    notes += more
+    ranks = _cut_events(ranks, steps)
+    layout = agreed_layout(ranks, declared)
+    if layout is not None:
+        layout = replace(layout, ep=max(layout.ep, expert_size(ranks)))
+        found, more = _ops_of_events(ranks, layout)
+        notes += more
+        if found is not None:
+            layout = replace(layout, vpp=max(layout.vpp, found.chunks))
+            table, more = fitted(found.table, layout)
+            context = replace(tp_waits(ranks, layout), hosts=_hosts(ranks))
+            return Trace(table, Job(name, layout), (*notes, *more), used, context=context)
+    flat = Layout(dp=max(rank.world_size for rank in ranks), pp=1)
+    return Trace(empty_table(), Job(name, flat), tuple(notes), used, tuple(ranks))
+
+
+def _hosts(ranks: Sequence[RankEvents]) -> dict[int, str]:
+    """Host of each rank, where all are known: a name that says nothing makes one host of many."""
+    hosts = {rank.rank: rank.host for rank in ranks if rank.host not in (None, "localhost")}
+    return {rank: str(host) for rank, host in hosts.items()} if len(hosts) == len(ranks) else {}
+
+
+def _ops_of_events(ranks: list[RankEvents], layout: Layout) -> tuple[Recovered | None, list[str]]:
+    """The ops that annotations name, or that follow from a pipeline's schedule; and notes."""
+    if names_ops(ranks, layout):
+        return Recovered(op_table(ranks, layout), chunks=1, notes=()), []
+    if layout.pp == 1:
+        return None, []
+    found = recover(ranks, layout)
+    if isinstance(found, Recovered):
+        return found, list(found.notes)
+    return None, [
+        f"the job is a pipeline ({layout}), but its ops cannot be told: {found.reason}; it is "
+        "analysed by its collectives, without stages"
+    ]
+
+
+def _cut_events(
+    ranks: list[RankEvents], steps: tuple[int | None, int | None] | None
+) -> list[RankEvents]:
+    if steps is None or steps == (None, None):
+        return ranks
+    kept = [rank.between(*steps) for rank in ranks]
+    if any(len(rank) for rank in kept):
+        return kept
+    first, last = ("" if step is None else step for step in steps)
+    numbers = [step.number for rank in ranks for step in rank.steps] or [0]
+    raise NothingUsableError(
+        f"no step in {first}-{last}: the trace has steps {min(numbers)} to {max(numbers)}"
+    )
+
+
+def _of_dumps(
+    readings: Sequence[tuple[Source, Reading]],
+    job: Job | None,
+    layout: Layout | None,
+    notes: list[str],
+) -> Trace:
+    """The trace of files that are dumps of Flight Recorder."""
+    dumps, more = gathered_dumps(dump for _, reading in readings for dump in reading.dumps)
+    world = world_of(dumps)
+    dumps = [replace(dump, world_size=world) for dump in dumps]
+    found, notes_on_layout = _layout_of_dumps(dumps, layout if job is None else job.layout)
+    more += notes_on_layout
+    name = _name(readings) if job is None else job.job_id
+    used = tuple(source.path for source, _ in readings)
+    found = replace(found, ep=max(found.ep, expert_size(dumps)))
+    return Trace(empty_table(), Job(name, found), (*notes, *more), used, dumps=tuple(dumps))
+
+
+def _of_series(
+    readings: Sequence[tuple[Source, Reading]],
+    job: Job | None,
+    layout: Layout | None,
+    *,
+    notes: list[str],
+    steps: tuple[int | None, int | None] | None,
+) -> Trace:
+    """The trace of a file that has step times of the whole job only.
+
+    Raises
+    ------
+    TraceError
+        There are several.
+    """
+    if len(readings) > 1:
+        names = ", ".join(printable(source.path.name) for source, _ in readings[:3])
+        raise TraceError(
+            f"expected the step times of one job in one file, found {len(readings)} files: "
+            f"{names}: give one of them"
+        )
+    series = readings[0][1].series
+    if series is None:
+        raise TraceError("expected step times")
+    declared = layout if job is None else job.layout
+    known = declared or series.layout
+    if known is None:
+        known = Layout(dp=1, pp=1)
+        notes.append("the layout is unknown: the job counts as one GPU (--layout, or a meta file)")
+    name = _name(readings) if job is None else job.job_id
+    used = tuple(source.path for source, _ in readings)
+    kept = series.between(*steps) if steps else series
+    return Trace(empty_table(), Job(name, known), tuple(notes), used, series=kept)
+
+
+def _layout_of_dumps(
+    dumps: Sequence[RankDump], declared: Layout | None
+) -> tuple[Layout, list[str]]:
+    """The layout, and a note if it is unknown: who has not arrived is told all the same."""
+    flat = Layout(dp=world_of(dumps), pp=1)
+    try:
+        found = agreed_layout(dumps, declared)
+    except MetaError as error:
+        if declared is not None:
+            raise
+        return flat, [f"every rank counts as a DP rank: {error}"]
+    if found is None:
+        return flat, ["no process group is named after a dimension: every rank is a DP rank"]
+    return found, []
 
 
 def fitted(table: OpTable, layout: Layout) -> tuple[OpTable, list[str]]:

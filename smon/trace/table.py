@@ -127,6 +127,11 @@ def make_table(
     )
 
 
+def empty_table() -> OpTable:
+    """A table without a row."""
+    return make_table({column.name: np.empty(0, column.dtype) for column in COLUMNS})
+
+
 def _keep(columns: Mapping[str, NDArray[Any]], counts: Counter[str]) -> NDArray[np.bool_] | None:
     """Mask of usable rows, None if all are; adds to `counts` why the others are not."""
     start, duration = columns["start_ns"], columns["duration_ns"]

@@ -24,8 +24,12 @@ API: Final = "/api/v1"
 
 TYPE_ARROW: Final = "application/vnd.apache.arrow.stream"
 TYPE_JSON: Final = "application/json"
+TYPE_FILE: Final = "application/vnd.smon.file"
 
 ENCODINGS: Final = ("zstd", "gzip", "identity")
+
+#: What streams say as their source that only bring counters: no step waits for them.
+COUNTERS_SOURCE: Final = "counters"
 
 SCHEMA_HEADER: Final = "SMon-Schema"
 EVENTS_HEADER: Final = "SMon-Events"
@@ -47,6 +51,7 @@ class BatchKind(IntEnum):
     CONTEXT = 2
     GAP = 3
     END = 4
+    FILE = 5
 
     @property
     def schema(self) -> str:
@@ -55,6 +60,9 @@ class BatchKind(IntEnum):
 
 
 KIND_BY_SCHEMA: Final = {kind.schema: kind for kind in BatchKind}
+
+#: Content types of the kinds that are not JSON alone.
+_TYPES: Final = {BatchKind.OPS: (TYPE_ARROW, TYPE_JSON), BatchKind.FILE: (TYPE_FILE,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +74,10 @@ class Batch:
     seq
         Place in the stream, from 0 without gaps.
     content_type, encoding
-        Of `body`: ``application/vnd.apache.arrow.stream`` or ``application/json``; ``zstd``,
-        ``gzip`` or ``identity``.
+        Of `body`: ``application/vnd.apache.arrow.stream``, ``application/json`` or
+        ``application/vnd.smon.file``; ``zstd``, ``gzip`` or ``identity``.
     events
-        Ops, or rows of side evidence; for a GAP, the events that are lost.
+        Ops, or rows of side evidence; for a GAP, the events that are lost; for a FILE, 1.
     steps_done
         All ops of this step and of earlier ones are in this batch or in earlier ones; None if that
         is not known.
@@ -197,7 +205,7 @@ def parse_headers(headers: Mapping[str, str]) -> BatchHead:
             Problem.LENGTH_REQUIRED, "expected Content-Length, and no Transfer-Encoding"
         )
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    allowed = (TYPE_ARROW, TYPE_JSON) if kind is BatchKind.OPS else (TYPE_JSON,)
+    allowed = _TYPES.get(kind, (TYPE_JSON,))
     if content_type not in allowed:
         raise WireError(
             Problem.UNSUPPORTED_TYPE, f"expected Content-Type to be {' or '.join(allowed)}"

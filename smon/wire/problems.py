@@ -37,9 +37,11 @@ class Problem(StrEnum):
     WRONG_SCHEMA = "wrong-schema"
     WRONG_VALUES = "wrong-values"
     TOO_MANY_EVENTS = "too-many-events"
+    UNDECODABLE = "undecodable"
     RATE_LIMITED = "rate-limited"
     INTERNAL = "internal"
     OVERLOADED = "overloaded"
+    DECODER_DIED = "decoder-died"
     NOT_READY = "not-ready"
     STORE_UNAVAILABLE = "store-unavailable"
     DISK_FULL = "disk-full"
@@ -74,9 +76,11 @@ KINDS: Final = {
     Problem.WRONG_SCHEMA: Kind(422, "The columns are not those of the schema"),
     Problem.WRONG_VALUES: Kind(422, "A value lies outside its range"),
     Problem.TOO_MANY_EVENTS: Kind(422, "The batch holds too many events"),
+    Problem.UNDECODABLE: Kind(422, "Decoding the body ends the process that does it"),
     Problem.RATE_LIMITED: Kind(429, "The tenant's limit is reached"),
     Problem.INTERNAL: Kind(500, "The server failed"),
     Problem.OVERLOADED: Kind(503, "The server is busy"),
+    Problem.DECODER_DIED: Kind(503, "The process that decoded the body died of it"),
     Problem.NOT_READY: Kind(503, "The result is not there yet"),
     Problem.STORE_UNAVAILABLE: Kind(503, "The database or object store cannot be reached"),
     Problem.DISK_FULL: Kind(507, "The server's disk is full"),

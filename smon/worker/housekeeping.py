@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
+from collections.abc import Callable
 from typing import Final
 
 from sqlalchemy import select, update
@@ -15,7 +17,7 @@ from smon import __version__
 from smon.errors import StoreError
 from smon.store.housekeeping import backup_runs, housekeep_once
 from smon.store.models import Import, Node, Result, Task, WorkState
-from smon.store.streams import chunks
+from smon.store.streams import chunks, end_lost
 from smon.worker.imports import object_path
 from smon.worker.service import Service
 
@@ -29,6 +31,15 @@ KEEP_UPLOADS_S: Final = 86_400.0
 #: Files of results that a dead worker left without a row are looked for so often, once so old.
 STRAYS_S: Final = 86_400.0
 
+#: A clock that goes on by so much more or less than the monotonic one was set.
+JUMP_S: Final = 60.0
+
+#: Then nothing is removed for so long: a clock that is wrong is put right before.
+HOLD_S: Final = 3600.0
+
+#: By then, whoever is still there has been heard: since a start, or by the new time.
+HEARD_S: Final = 300.0
+
 #: Imports that one round looks at.
 _MOST: Final = 100
 _REMOVED: Final = "files removed"
@@ -36,19 +47,22 @@ _NS: Final = 10**9
 
 
 class Housekeeping:
-    """Keeps house at intervals.
+    """Keeps house at intervals. One jump of the clock removes nothing, and ends no job.
 
     Parameters
     ----------
     service
         Of the worker.
+    monotonic
+        Seconds that nobody sets.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._monotonic = service, monotonic
         self._started_ns = service.clock()
-        self._due_ns = 0
-        self._strays_ns = 0
+        self._ahead_s = self._started_ns / _NS - monotonic()
+        self._due_s = self._strays_s = self._removes_s = 0.0
+        self._heard_s = monotonic() + HEARD_S
         self._first = True
 
     def run(self) -> bool:
@@ -59,22 +73,42 @@ class Housekeeping:
         StoreError
             The database cannot be used.
         """
-        service, now = self._service, self._service.clock()
-        if now < self._due_ns:
+        service, now, steady_s = self._service, self._service.clock(), self._monotonic()
+        if steady_s < self._due_s:
             return False
-        self._due_ns = now + int(service.settings.maintenance_interval_s * _NS)
+        self._due_s = steady_s + service.settings.maintenance_interval_s
+        self._look_at_clock(now, steady_s)
         self.heartbeat(now)
+        if steady_s >= self._removes_s:
+            self._remove(now, steady_s)
+        if steady_s >= self._heard_s:
+            end_lost_attempts(service, now)
+        return True
+
+    def _look_at_clock(self, now: int, steady_s: float) -> None:
+        """Wait before anything is done that rests on ages, if the clock was set."""
+        jump_s = now / _NS - steady_s - self._ahead_s
+        if abs(jump_s) <= JUMP_S:
+            return
+        self._ahead_s += jump_s
+        self._removes_s, self._heard_s = steady_s + HOLD_S, steady_s + HEARD_S
+        _LOG.warning(
+            "this host's clock was set %+.0f s: nothing is removed for %.0f s", jump_s, HOLD_S
+        )
+
+    def _remove(self, now: int, steady_s: float) -> None:
+        """What is old, and what a crash has left behind."""
+        service = self._service
         report = housekeep_once(
             service.database, service.objects, service.settings, now, thorough=self._first
         )
-        if self._first or now >= self._strays_ns:
-            self._strays_ns = now + int(STRAYS_S * _NS)
+        if self._first or steady_s >= self._strays_s:
+            self._strays_s = steady_s + STRAYS_S
             remove_strays(service, now)
         self._first = False
         for error in report.errors:
             _LOG.warning("housekeeping: %s", error)
         remove_uploads(service, now)
-        return True
 
     def heartbeat(self, now: int) -> None:
         """Say that this worker is alive.
@@ -96,6 +130,24 @@ class Housekeeping:
                     version=__version__,
                 )
             )
+
+
+def end_lost_attempts(service: Service, now: int) -> int:
+    """End the live jobs of which nothing is heard any more; how many.
+
+    Raises
+    ------
+    StoreError
+        The database cannot be used.
+    """
+    silent_s = service.settings.lost_after_s
+    with service.database.write() as session:
+        ended = end_lost(session, now - int(silent_s * _NS), now)
+    for attempt_id in ended:
+        _LOG.warning(
+            "attempt %s: nothing is heard of it for %g s: it is over", attempt_id, silent_s
+        )
+    return len(ended)
 
 
 def remove_uploads(service: Service, now: int) -> int:

@@ -1,8 +1,9 @@
 """Uploaded trace files become a job attempt with one stream and one window.
 
 Flow: table ``imports`` and ``imports/<id>/<n>`` → **here** (`smon.trace.load`) → event files,
-`smon.store.commit` → a window that is ready. The names that a user gave never become paths as
-they are.
+`smon.store.commit` → a window that is ready. Of files without ops (collectives, dumps, step times)
+the report is made and stored at once, as that of a capture. The names that a user gave never become
+paths as they are.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from smon.errors import (
     TraceError,
 )
 from smon.ops import LABELS
+from smon.reports import TraceKind, kind_of
 from smon.store import work
+from smon.store.captures import add_capture
 from smon.store.commit import CONTEXT, OPS, BatchNote, NewFile, commit
 from smon.store.events import context_path, ops_path, write_context, write_ops
+from smon.store.findings import Source
 from smon.store.models import (
     Attempt,
     Import,
@@ -38,17 +42,20 @@ from smon.store.models import (
     Stream,
     TimeBase,
     Window,
+    WindowKind,
+    WindowState,
     WorkState,
     new_uuid,
 )
 from smon.store.models import (
     Job as JobRow,
 )
+from smon.store.results import NewResult, ResultKey, fresh_id
 from smon.store.streams import StreamInfo, StreamRequest, register
 from smon.store.windows import Ready, set_ready
 from smon.store.work import Claim
 from smon.topology import parse_layout
-from smon.trace.context import context_beside
+from smon.trace.context import Context, context_beside
 from smon.trace.context import write_context as write_context_file
 from smon.trace.load import Trace, fitted, load
 from smon.trace.table import OpTable
@@ -56,7 +63,9 @@ from smon.wire import BatchKind
 from smon.wire.arrow import record_batch
 from smon.worker.material import notes_of_rows
 from smon.worker.service import Service
-from smon.worker.tasks import working_folder
+from smon.worker.tasks import without_folder, working_folder
+from smon.worker.traced import bounds_of, made_of_trace, store_made
+from smon.worker.windows import CODE_VERSION, write_recorded_findings
 
 #: Called as the work goes on; raises to end it.
 Check = Callable[..., None]
@@ -76,6 +85,9 @@ _BESIDE: Final = re.compile(
 
 #: Folder of the files, and stem of the meta file: what a job is called that has no name.
 _UNNAMED: Final = "trace"
+
+#: What people are told instead of a folder.
+_PLACE: Final = "the upload"
 
 #: Parts of the work, and how much of it is done when they begin.
 _READING: Final = ("reading the files", 0.1)
@@ -123,7 +135,9 @@ def run_import(service: Service, claim: Claim, check: Check) -> WorkState:
             if isinstance(error, StoreError) and not isinstance(error, ConflictError):
                 raise
             with service.database.write() as session:
-                work.fail(session, claim, _for_people(error, folder), service.clock())
+                work.fail(
+                    session, claim, without_folder(str(error), folder, _PLACE), service.clock()
+                )
             return WorkState.FAILED
     for number, _ in asked.files:
         service.objects.delete(object_path(asked.id, number))
@@ -147,15 +161,6 @@ def _asked(service: Service, claim: Claim) -> _Asked:
         return _Asked(row.id, row.tenant_id, row.options, tuple(files), row.created_ns)
 
 
-def _for_people(error: SMonError, folder: Path) -> str:
-    """The message without the folder in which the files were read."""
-    text = str(error)
-    for place in (*sorted(folder.iterdir(), reverse=True), folder):
-        if place.is_dir():
-            text = text.replace(f"{place}/", "").replace(str(place), "the upload")
-    return text
-
-
 def _import(service: Service, claim: Claim, asked: _Asked, folder: Path, check: Check) -> None:
     _say(service, claim, "fetching the files", 0.0)
     files = fetch(service, asked.id, asked.files, folder / _UNNAMED)
@@ -170,9 +175,16 @@ def _import(service: Service, claim: Claim, asked: _Asked, folder: Path, check: 
         format_name=asked.option("format"),
         progress=_steps(service, claim, check),
     )
-    context = context_beside(files)
+    trace = replace(
+        trace, notes=tuple(without_folder(note, folder, _PLACE) for note in trace.notes)
+    )
+    context = trace.evidence(context_beside(files))
     job = replace(trace.job, job_id=asked.option("job") or _name(asked, trace.job.job_id, files))
     trace = replace(trace, job=job if attempt is None else replace(job, attempt=int(attempt)))
+    check()
+    if kind_of(trace) is not TraceKind.OPS:
+        _store_report(service, claim, asked, (trace, context), check)
+        return
     documents = []
     if context:
         target = folder / "context.out"
@@ -325,6 +337,8 @@ def _stream(
 
 def _notes(trace: Trace) -> list[str]:
     """Notes of the reader; those that come of table and layout are found again by the analysis."""
+    if not len(trace.table):
+        return list(trace.notes)
     again = fitted(trace.table, trace.job.layout)[1]
     kept = [note for note in trace.notes if note not in again]
     return [*kept, *notes_of_rows(trace.table.dropped)]
@@ -377,14 +391,57 @@ def _register(service: Service, claim: Claim, stream: StreamInfo, files: Sequenc
         work.progress(session, claim, {"phase": None, "progress": 1.0})
         commit(session, _batches(stream, files, now), files, now)
         window_id = session.scalar(
-            select(Window.id).where(Window.attempt_id == stream.attempt_id, Window.number == 0)
+            select(Window.id).where(
+                Window.attempt_id == stream.attempt_id,
+                Window.kind == WindowKind.STEPS.value,
+                Window.number == 0,
+            )
         )
         if window_id is None:
             raise MissingError("the window of the import does not exist any more")
         set_ready(session, Ready(window_id), now)
-        ids = {"job_id": stream.job_id, "window_id": window_id}
-        values = {"state": WorkState.DONE.value, "finished_ns": now, **ids}
-        work.finish(session, claim, values)
+        _finish(session, claim, stream.job_id, window_id, now)
+
+
+# --- what has no ops ----------------------------------------------------------------------------
+
+
+def _store_report(
+    service: Service, claim: Claim, asked: _Asked, given: tuple[Trace, Context], check: Check
+) -> None:
+    """Analyse a trace that has no ops, and store its report: nothing else is kept of it."""
+    begin = service.clock()
+    trace, context = given
+    made = made_of_trace(service, trace, context, check)
+    check()
+    _say(service, claim, *_STORING)
+    seconds = (service.clock() - begin) / 1e9
+    source = Source(kind_of(trace).value)
+    chosen = asked.option("attempt") is not None
+    with service.database.write() as session:
+        now = service.clock()
+        # First: whoever has lost the import stores nothing.
+        work.progress(session, claim, {"phase": None, "progress": 1.0})
+        stream = _stream(service, session, asked, trace, chosen=chosen)
+        commit(session, _batches(stream, (), now), (), now)
+        ids = {
+            "tenant_id": stream.tenant_id,
+            "job_id": stream.job_id,
+            "attempt_id": stream.attempt_id,
+        }
+        window_id = add_capture(session, ids, bounds_of(made.report), WindowState.DONE, now)
+        key = ResultKey(
+            **ids, window_id=window_id, code_version=CODE_VERSION, revision=1, fence=claim.fence
+        )
+        new = NewResult(fresh_id(), made.report, seconds, None)
+        store_made(session, key, new, made, now, source)
+        write_recorded_findings(session, ids, made, now, source)
+        _finish(session, claim, stream.job_id, window_id, now)
+
+
+def _finish(session: Session, claim: Claim, job_id: str, window_id: str, now: int) -> None:
+    ids = {"job_id": job_id, "window_id": window_id}
+    work.finish(session, claim, {"state": WorkState.DONE.value, "finished_ns": now, **ids})
 
 
 def _files(service: Service, content: _Content, day_ns: int, check: Check) -> Iterator[NewFile]:

@@ -61,14 +61,23 @@ class Leases:
     @contextmanager
     def holding(self, held: Claim | Follow) -> Iterator[Lease]:
         """Renew a lease while something is done."""
-        lease = Lease(held)
-        with self._lock:
-            self._held.add(lease)
+        lease = self.take(held)
         try:
             yield lease
         finally:
-            with self._lock:
-                self._held.discard(lease)
+            self.drop(lease)
+
+    def take(self, held: Claim | Follow) -> Lease:
+        """Renew a lease from now on, until it is dropped."""
+        lease = Lease(held)
+        with self._lock:
+            self._held.add(lease)
+        return lease
+
+    def drop(self, lease: Lease) -> None:
+        """Renew it no more: what it was for is over."""
+        with self._lock:
+            self._held.discard(lease)
 
     def current(self) -> list[Lease]:
         """What is under way."""

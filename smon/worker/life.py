@@ -12,7 +12,7 @@ from typing import Final
 
 from smon.diagnose.thresholds import CRITICAL_SHARE, WARNING_SHARE
 from smon.report import Finding, JobReport, PersistencePart
-from smon.store.findings import Change, Event, Known, Seen
+from smon.store.findings import Change, Event, Known, Seen, Source
 from smon.store.models import FindingState
 from smon.trace.context import Context
 
@@ -56,13 +56,13 @@ def key_of(finding: Finding) -> str:
     return f"{finding.cause}|{finding.scope}|{place}"
 
 
-def seen_in(report: JobReport, context: Context) -> list[Seen]:
+def seen_in(report: JobReport, context: Context, source: Source = Source.OPS) -> list[Seen]:
     """Findings of a report with what they need to be followed across analyses and jobs.
 
     Of two findings with one key the first, which is the dearer one, counts.
     """
     found: dict[str, Seen] = {}
-    documents = report.to_dict()["findings"]
+    documents = report.findings_as_dicts()
     for finding, document in zip(report.findings, documents, strict=True):
         where, key = finding.where, key_of(finding)
         rank = -1 if where.rank is None else where.rank
@@ -75,6 +75,7 @@ def seen_in(report: JobReport, context: Context) -> list[Seen]:
                 document=document,
                 host=where.node or context.hosts.get(rank),
                 gpu_uuid=where.gpu_uuid or context.gpus.get(rank),
+                source=source,
             ),
         )
     return list(found.values())

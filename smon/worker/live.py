@@ -14,13 +14,14 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from smon.analysis import Options, empty_report, report_of, study
+from smon.analysis import Options, Study, empty_report, planned_fixes, report_of, study
 from smon.diagnose.history import History
 from smon.errors import FencedError, NothingUsableError, SMonError, StoreError
 from smon.prepare import prepare
-from smon.report import Finding, JobReport
+from smon.report import Finding, FixPart, JobReport
 from smon.store import findings, steps
 from smon.store import windows as table
+from smon.store.findings import Source
 from smon.store.results import numbers_of, packed
 from smon.store.windows import AttemptInfo, Follow
 from smon.trace.context import Context
@@ -35,8 +36,9 @@ from smon.worker.material import (
     starts_of,
     with_hosts,
 )
+from smon.worker.matrix import workers_file
 from smon.worker.service import Service
-from smon.worker.trailing import Trailing, plan_reading, read_new
+from smon.worker.trailing import Trailing, most_steps, plan_reading, read_new
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -44,8 +46,20 @@ _LOG: Final = logging.getLogger(__name__)
 #: found after 4 steps, and is gone after 5; with 24 alone it takes 6 and 13.
 SHORT_STEPS: Final = 8
 
+#: Of jobs so large that no more steps than these are looked at, the latest are not looked at again.
+ONE_LOOK_STEPS: Final = 12
+
+#: Above so many ops what fixes would buy, a third of the cost of an analysis and more, is worked
+#: out after the step has its report, and only when the findings change, and every so many steps.
+PLAN_OPS: Final = 500_000
+PLAN_STEPS: Final = 8
+
 #: All attempts together keep at most so many times ``live_max_ops`` ops in memory.
 MAX_KEPT: Final = 4
+
+#: An attempt without a new step for so long is forgotten: most are over. If one comes again, its
+#: latest steps are read again.
+FORGET_S: Final = 600.0
 
 #: After a failure an attempt is left alone for so long.
 PAUSE_S: Final = 2.0
@@ -53,6 +67,23 @@ PAUSE_S: Final = 2.0
 _NS: Final = 10**9
 
 Check = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What fixes would buy, as of a step and of the findings that were there then."""
+
+    step: int
+    keys: frozenset[str]
+    fixes: tuple[FixPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixes:
+    """Fixes for a report, and whether they are of its own findings, or nearly."""
+
+    fixes: tuple[FixPart, ...]
+    fresh: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -63,8 +94,12 @@ class _Followed:
     ----------
     fence
         Under which it was followed last: if another one lies between, somebody else has followed.
+    at_ns
+        When it was followed last.
     memory
         Of the last analysis.
+    planned
+        Fixes of an analysis that worked them out.
     history
         What is usual for the job, as of the window `history_of`.
     hosts
@@ -72,8 +107,10 @@ class _Followed:
     """
 
     fence: int
+    at_ns: int = 0
     trailing: Trailing = field(default_factory=Trailing)
     memory: life.Memory = field(default_factory=life.Memory)
+    planned: _Planned | None = None
     history: History | None = None
     history_of: int = -1
     hosts: Mapping[int, str] = field(default_factory=dict)
@@ -81,13 +118,27 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Made:
-    """What one analysis gives."""
+    """What one analysis gives.
+
+    Attributes
+    ----------
+    workers
+        The file of every worker in each step.
+    unplanned
+        If what fixes would buy is still to be worked out: of what, and how.
+    """
 
     report: JobReport
     context: Context
     rows: list[steps.StepRow]
     used: int
-    speaks: bool
+    workers: bytes | None
+    unplanned: tuple[Study, Options] | None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it can say what is there and what is not."""
+        return self.report.verdict != "insufficient_data"
 
 
 class Live:
@@ -97,11 +148,14 @@ class Live:
     ----------
     service, leases
         Of the worker.
+    plan_ops
+        See `PLAN_OPS`.
     """
 
-    def __init__(self, service: Service, leases: Leases) -> None:
+    def __init__(self, service: Service, leases: Leases, plan_ops: int = PLAN_OPS) -> None:
         self._service = service
         self._leases = leases
+        self._plan_ops = plan_ops
         self._followed: dict[str, _Followed] = {}
         self._paused: dict[str, int] = {}
 
@@ -119,16 +173,16 @@ class Live:
             The database cannot be used.
         """
         service = self._service
-        now = service.clock()
-        self._paused = {name: until for name, until in self._paused.items() if until > now}
+        now, lease_s = service.clock(), service.settings.lease_s
+        # A pause that ends later than any can is of before the clock was set back.
+        latest = now + int(PAUSE_S * _NS)
+        self._paused = {name: at for name, at in self._paused.items() if now < at <= latest}
         with service.database.read() as session:
-            attempt_id = table.live_due(session, service.name, now, self._paused)
+            attempt_id = table.live_due(session, service.name, now, lease_s, self._paused)
         if attempt_id is None:
             return self._end_one(now)
         with service.database.write() as session:
-            follow = table.live_claim(
-                session, attempt_id, service.name, now, service.settings.lease_s
-            )
+            follow = table.live_claim(session, attempt_id, service.name, now, lease_s)
         if follow is not None:
             self._try(follow)
         return True
@@ -185,6 +239,8 @@ class Live:
         check()
         made = self._analyse(followed, attempt, _Scope(first, changed), check)
         self._write(follow, attempt, followed, made)
+        if made.unplanned is not None:
+            self._plan(follow, attempt, followed, made.report, *made.unplanned)
         service.metrics.seconds.labels("live").observe((service.clock() - begin) / 1e9)
 
     def _known(self, follow: Follow) -> _Followed:
@@ -192,17 +248,18 @@ class Live:
         known = self._followed.pop(follow.attempt_id, None)
         if known is None or known.fence != follow.fence - 1:
             known = _Followed(follow.fence)
-        known.fence = follow.fence
+        known.fence, known.at_ns = follow.fence, self._service.clock()
         self._followed[follow.attempt_id] = known
         self._evict()
         return known
 
     def _evict(self) -> None:
-        """Forget the attempts that have not been looked at for longest, if memory is short."""
+        """Forget attempts that are over, or silent; if memory is short, those longest ago first."""
         most = MAX_KEPT * self._service.settings.live_max_ops
-        while (
-            len(self._followed) > 1
-            and sum(one.trailing.rows for one in self._followed.values()) > most
+        since_ns = self._service.clock() - int(FORGET_S * _NS)
+        while len(self._followed) > 1 and (
+            next(iter(self._followed.values())).at_ns < since_ns
+            or sum(one.trailing.rows for one in self._followed.values()) > most
         ):
             del self._followed[next(iter(self._followed))]
 
@@ -227,6 +284,7 @@ class Live:
         numbers = followed.trailing.numbers()
         context = with_hosts(followed.trailing.context(), followed.hosts)
         ops = followed.trailing.table() if numbers else None
+        workers, unplanned = None, None
         options = Options(
             notes=attempt.notes,
             price_per_gpu_hour=self._service.settings.price,
@@ -236,7 +294,8 @@ class Live:
         try:
             whole, notes = complete(ops, attempt)
             options = replace(options, notes=notes)
-            report = self._report(followed, attempt, scope, (whole, context, options))
+            given = whole, context, options
+            report, workers, unplanned = self._report(followed, attempt, scope, given)
         except NothingUsableError as error:
             report = empty_report(job_of(attempt), error, options)
         except StoreError:
@@ -246,7 +305,7 @@ class Live:
         starts = {} if ops is None else starts_of(ops)
         rows = steps.rows_of(report, starts, scope.new_steps(attempt, numbers))
         used = sum(row.skipped is None for row in rows)
-        return _Made(report, context, rows, used, report.verdict != "insufficient_data")
+        return _Made(report, context, rows, used, workers, unplanned)
 
     def _report(
         self,
@@ -254,11 +313,16 @@ class Live:
         attempt: AttemptInfo,
         scope: _Scope,
         given: tuple[OpTable, Context, Options],
-    ) -> JobReport:
+    ) -> tuple[JobReport, bytes, tuple[Study, Options] | None]:
         ops, context, options = given
         check = options.progress
-        studied = study(prepare(ops, job_of(attempt), context), check, options.history)
-        report = report_of(studied, options)
+        grid = followed.trailing.grid(ops)
+        prepared = prepare(ops, job_of(attempt), context, grid=grid)
+        studied = study(prepared, check, options.history)
+        known = self._fixes(followed, attempt, studied, options)
+        unplanned = None if known.fresh else (studied, options)
+        report = report_of(studied, replace(options, fixes=known.fixes))
+        workers = workers_file(studied).to_pybytes()
         long = report.findings
         short = self._latest(followed, attempt, context, options)
         merged, followed.memory = life.combined(
@@ -267,20 +331,55 @@ class Live:
             followed.memory,
             from_start=scope.from_start(followed.trailing.numbers()),
         )
-        if report.verdict == "insufficient_data":
-            return report
-        verdict = merged[0].verdict if merged else "none"
-        return replace(report, findings=tuple(merged), verdict=verdict)
+        if report.verdict != "insufficient_data":
+            verdict = merged[0].verdict if merged else "none"
+            report = replace(report, findings=tuple(merged), verdict=verdict)
+        return report, workers, unplanned
+
+    def _fixes(
+        self, followed: _Followed, attempt: AttemptInfo, studied: Study, options: Options
+    ) -> _Fixes:
+        """What fixes would buy; of a large job it may be what it was some steps before."""
+        step = attempt.ready_step or 0
+        keys = _keys(studied)
+        known = followed.planned
+        if followed.trailing.rows <= self._plan_ops:
+            fixes, _ = planned_fixes(studied, options)
+            followed.planned = _Planned(step, keys, fixes)
+            return _Fixes(fixes, fresh=True)
+        fresh = known is not None and known.keys == keys and step - known.step < PLAN_STEPS
+        return _Fixes(() if known is None else known.fixes, fresh=fresh)
+
+    def _plan(
+        self,
+        follow: Follow,
+        attempt: AttemptInfo,
+        followed: _Followed,
+        report: JobReport,
+        studied: Study,
+        options: Options,
+    ) -> None:
+        """Work out what fixes would buy, and put it into a report that is written already."""
+        fixes, notes = planned_fixes(studied, options)
+        followed.planned = _Planned(attempt.ready_step or 0, _keys(studied), fixes)
+        quality = replace(report.quality, notes=(*report.quality.notes, *notes))
+        whole = replace(report, fixes=fixes, quality=quality)
+        with self._service.database.write() as session:
+            table.live_update(session, follow, {"live_report": packed(whole)})
 
     def _latest(
         self, followed: _Followed, attempt: AttemptInfo, context: Context, options: Options
     ) -> Sequence[Finding] | None:
         """Findings of the latest steps alone; None if they are all there are, or say nothing."""
-        if len(followed.trailing.steps) <= SHORT_STEPS:
+        trailing = followed.trailing
+        count = len(trailing.steps)
+        most = most_steps(self._service.settings, trailing.rows / max(count, 1))
+        if count <= SHORT_STEPS or most <= ONE_LOOK_STEPS:
             return None
         try:
             ops, _ = complete(followed.trailing.table(SHORT_STEPS), attempt)
-            prepared = prepare(ops, job_of(attempt), context)
+            grid = followed.trailing.grid(ops, SHORT_STEPS)
+            prepared = prepare(ops, job_of(attempt), context, grid=grid)
             return study(prepared, options.progress, options.history).diagnosis.findings
         except NothingUsableError:
             return None
@@ -293,7 +392,9 @@ class Live:
         values = {
             "live_step": attempt.ready_step,
             "live_report": packed(made.report),
+            "live_workers": made.workers,
             **{f"live_{name}": value for name, value in numbers_of(made.report).items()},
+            "live_coverage_ratio": made.report.window.coverage_ratio,
             "live_analysed_ns": now,
             "live_lease_ns": now + int(service.settings.lease_s * _NS),
         }
@@ -304,7 +405,7 @@ class Live:
             steps.put_steps(session, ids, made.rows, now)
             if made.speaks:
                 since = terms.front - life.REOPEN_STEPS
-                known = findings.known_findings(session, attempt.id, since)
+                known = findings.known_findings(session, attempt.id, since, Source.OPS)
                 seen = life.seen_in(made.report, made.context)
                 changed = life.changes(known, seen, terms)
                 findings.write_changes(session, ids, changed, life.times_of(changed, now))
@@ -362,6 +463,10 @@ class _Scope:
             return set(numbers)
         seen = -1 if attempt.live_step is None else attempt.live_step
         return {step for step in numbers if step > seen or step in self.changed}
+
+
+def _keys(studied: Study) -> frozenset[str]:
+    return frozenset(life.key_of(finding) for finding in studied.diagnosis.findings)
 
 
 def _ids(attempt: AttemptInfo) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""The worker: follows live jobs, analyses windows, draws timelines, reads imports, keeps house.
+"""The worker: follows live jobs, gathers files, analyses windows, draws timelines, reads imports.
 
-Flow: `smon worker` → **here** → the other modules of `smon.worker`. Two loops, so that a long
-window does not hold up the running diagnosis: one decides what is ready and follows live jobs, the
-other does everything else. A third thread renews leases.
+Flow: `smon worker` → **here** → the other modules of `smon.worker`, `smon.notify`. Two loops, so
+that a long window does not hold up the running diagnosis: one decides what is ready and follows
+live jobs, the other does everything else. A third thread renews leases, and one for each channel
+tells it what was found: a receiver that is slow holds up nobody else. Where windows are analysed in
+other processes, a thread of its own sends them off.
 """
 
 from __future__ import annotations
@@ -17,37 +19,33 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from smon.config import Settings
-from smon.errors import FencedError, MissingError, StoreError
+from smon.errors import StoreError
+from smon.executors import Executor
+from smon.notify.metrics import NotifyMetrics
+from smon.notify.notifier import Notifier, Surroundings, channels_of, poster
 from smon.store import work
 from smon.store.database import Database
 from smon.store.models import Import, Task, Window, WindowState, WorkState
 from smon.store.objects import Objects
 from smon.store.work import Claim, Work
+from smon.worker.analyse import analyse
 from smon.worker.assembly import Assembly
+from smon.worker.flight import Flight
 from smon.worker.housekeeping import Housekeeping
 from smon.worker.imports import run_import
+from smon.worker.intake import Intake
 from smon.worker.leases import RENEWALS, Leases
 from smon.worker.live import Live
 from smon.worker.service import Metrics, Service
 from smon.worker.tasks import run_task
-from smon.worker.windows import analyse_window
+from smon.worker.tries import Tries
+from smon.worker.windows import Check
 
 _LOG: Final = logging.getLogger(__name__)
-
-_NS: Final = 10**9
 
 #: While the database or the objects cannot be used, rounds come at these intervals.
 FIRST_PAUSE_S: Final = 0.5
 LAST_PAUSE_S: Final = 30.0
-
-#: A try that failed unexpectedly is followed by the next one after so long, times the tries so far.
-RETRY_S: Final = 1.0
-
-#: Work that could not be done because the store was not there is tried again after so long.
-STORE_RETRY_S: Final = 5.0
-
-#: Called as the work goes on; raises to end it.
-Check = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class _Kind:
 
 #: In the order in which they are done.
 _KINDS: Final = (
-    _Kind(Window, analyse_window),
+    _Kind(Window, analyse),
     _Kind(Task, run_task),
     _Kind(Import, run_import),
 )
@@ -75,13 +73,13 @@ class Worker:
         Of the server.
     name
         Of this worker; no two that run at the same time may share one.
-    clock
-        Unix time, ns.
+    clock, monotonic
+        Unix time, ns; and seconds that nobody sets.
     registry
         Where its metrics are collected; by default nowhere.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the seams of a whole process
         self,
         settings: Settings,
         database: Database,
@@ -89,15 +87,24 @@ class Worker:
         *,
         name: str,
         clock: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        metrics = Metrics(registry or CollectorRegistry())
-        self.service = Service(settings, database, objects, name, clock, metrics)
+        registry = registry or CollectorRegistry()
+        self.service = Service(settings, database, objects, name, clock, Metrics(registry))
         self.leases = Leases(self.service)
         self.assembly = Assembly(settings, database)
         self.live = Live(self.service, self.leases)
-        self._housekeeping = Housekeeping(self.service)
+        self.notifiers = _notifiers(self.service, registry)
+        self._intake = Intake(self.service)
+        self._housekeeping = Housekeeping(self.service, monotonic)
+        self._tries = Tries(self.service)
+        self._flight: Flight | None = None
         self._stop = threading.Event()
+
+    def analyse_with(self, executor: Executor) -> None:
+        """Let an executor analyse windows, instead of this process; before it runs."""
+        self._flight = Flight(self.service, self.leases, executor)
 
     # --- running ------------------------------------------------------------------------------
 
@@ -109,7 +116,12 @@ class Worker:
         """
         loops = [
             threading.Thread(target=self._loop, args=(one,), name=name, daemon=True)
-            for name, one in (("live", self._live_round), ("rest", self._rest_round))
+            for name, one in (
+                ("live", self._live_round),
+                ("rest", self._rest_round),
+                *((("windows", self._flight.round),) if self._flight else ()),
+                *((f"notify-{one.channel.name}", one.run) for one in self.notifiers),
+            )
         ]
         renewing = threading.Thread(target=self._renew, name="leases", daemon=True)
         renewing.start()
@@ -119,6 +131,8 @@ class Worker:
         deadline = time.monotonic() + self.service.settings.stop_timeout_s
         for loop in loops:
             loop.join(max(deadline - time.monotonic(), 0.0))
+        if self._flight:
+            self._flight.finish(deadline - time.monotonic())
         self.leases.give_back()
         renewing.join(1.0)
 
@@ -135,7 +149,12 @@ class Worker:
             The database cannot be used.
         """
         live = self._live_round()
-        return self._rest_round() or live
+        busy = self._rest_round() or live
+        if self._flight:
+            busy = self._flight.round() or busy
+        for notifier in self.notifiers:
+            busy = notifier.run() or busy
+        return busy
 
     def drain(self) -> int:
         """Work until nothing is ready any more; how many rounds that took.
@@ -151,8 +170,11 @@ class Worker:
         try:
             while not self._stop.is_set() and self.tick():
                 rounds += 1
+            if self._flight:
+                self._flight.finish(self.service.settings.stop_timeout_s)
         finally:
             self._stop.set()
+            self.leases.give_back()
             renewing.join(1.0)
         return rounds
 
@@ -188,7 +210,8 @@ class Worker:
 
     def _rest_round(self) -> bool:
         # One of each, so that whoever waits for a timeline does not wait for all windows.
-        busy = [self._one(kind) for kind in _KINDS]
+        kinds = [kind for kind in _KINDS if kind.work is not Window or self._flight is None]
+        busy = [self._intake.run(), *(self._one(kind) for kind in kinds)]
         self._housekeeping.run()
         return any(busy)
 
@@ -201,56 +224,23 @@ class Worker:
         if claim is None:
             return False
         with self.leases.holding(claim) as lease:
-            state = self._done(kind, claim, lease.check)
+            state = self._tries.result(claim, lambda: kind.do(service, claim, lease.check))
         if kind.work is Window:
             service.metrics.windows.labels(state).inc()
         return True
 
-    def _done(self, kind: _Kind, claim: Claim, check: Check) -> str:
-        """What became of a claim."""
-        name = kind.work.__tablename__
-        try:
-            return str(kind.do(self.service, claim, check))
-        except FencedError as error:
-            _LOG.info("%s", error)
-            return "fenced"
-        except MissingError as error:
-            _LOG.info("%s", error)
-            return self._again(claim, str(error), counts=True)
-        except StoreError as error:
-            _LOG.warning("%s %s waits: %s", name, claim.id, error)
-            return self._after_store_error(claim, error)
-        except Exception as error:  # noqa: BLE001  # one piece of work must not end the others
-            self.service.metrics.errors.labels(name).inc()
-            _LOG.exception("%s %s failed, try %d", name, claim.id, claim.tries)
-            reason = f"unexpected {type(error).__name__}: the log of worker {claim.owner} has more"
-            return self._again(claim, reason, counts=True)
 
-    def _after_store_error(self, claim: Claim, error: StoreError) -> str:
-        """A store that is away is waited for; a file that is damaged or gone counts as a try."""
-        return self._again(claim, str(error), counts=self._store_answers())
-
-    def _store_answers(self) -> bool:
-        try:
-            self.service.objects.size("results/there-is-none")
-        except StoreError:
-            return False
-        return True
-
-    def _again(self, claim: Claim, reason: str, *, counts: bool) -> str:
-        """Give a claim back for another try, or give it up after the last one."""
-        service = self.service
-        now = service.clock()
-        try:
-            with service.database.write() as session:
-                if counts and claim.tries >= service.settings.max_tries:
-                    work.fail(session, claim, reason, now)
-                    return "failed"
-                pause_s = RETRY_S * claim.tries if counts else STORE_RETRY_S
-                later = now + int(pause_s * _NS)
-                work.release(session, claim, not_before_ns=later, counts=counts)
-        except FencedError:
-            return "fenced"
-        except StoreError as error:
-            _LOG.warning("%s cannot be given back, its lease will run out: %s", claim.id, error)
-        return "retried"
+def _notifiers(service: Service, registry: CollectorRegistry) -> list[Notifier]:
+    """One for each channel of the settings."""
+    channels = channels_of(service.settings)
+    if not channels:
+        return []
+    around = Surroundings(
+        settings=service.settings,
+        database=service.database,
+        name=service.name,
+        clock=service.clock,
+        metrics=NotifyMetrics(registry),
+        post=poster(service.settings),
+    )
+    return [Notifier(channel, around) for channel in channels]

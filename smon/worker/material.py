@@ -96,10 +96,15 @@ def starts_of(table: OpTable) -> dict[int, int]:
     """Unix ns of the first op of each step; empty where times restart in every step."""
     if table.step_relative or not len(table):
         return {}
-    steps, index = np.unique(table.step, return_inverse=True)
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    np.minimum.at(first, index, table.start_ns)
-    return dict(zip(steps.tolist(), first.tolist(), strict=True))
+    # Rows mostly come in runs of one step, so runs are reduced first: no sort over all rows.
+    begin = np.flatnonzero(np.concatenate(([True], table.step[1:] != table.step[:-1])))
+    runs = zip(
+        table.step[begin].tolist(), np.minimum.reduceat(table.start_ns, begin).tolist(), strict=True
+    )
+    first: dict[int, int] = {}
+    for step, start in runs:
+        first[step] = min(first.get(step, start), start)
+    return dict(sorted(first.items()))
 
 
 def by_step(table: OpTable) -> dict[int, OpTable]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from smon.analysis import Study
 from smon.ops import STREAM_COMPUTE
 from smon.simulate.window import Window
+from smon.timeline.reference import packed, reference_of
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +30,9 @@ SCHEMA: Final = pa.schema(
     ]
 )
 
+#: Key of the metadata of the file.
+REFERENCE_KEY: Final = b"smon.reference"
+
 #: A reader of one step reads one row group: some 50,000 rows, and never less than a step.
 _GROUP_ROWS: Final = 50_000
 
@@ -38,7 +42,8 @@ def workers_file(studied: Study) -> pa.Buffer:
 
     ``slowdown`` is the exact S_w of the step: with only this worker as recorded and all else ideal,
     over all ideal. ``compute_s`` is the time of its forwards and backwards, ``wait_s`` the time
-    that its communication waits for peers; both run side by side and do not add up.
+    that its communication waits for peers; both run side by side and do not add up. Its metadata
+    hold what a timeline of some of the steps needs (`smon.timeline.reference`).
     """
     window, times = studied.prepared.window, studied.times
     compute, wait = compute_and_wait(window)
@@ -52,10 +57,11 @@ def workers_file(studied: Study) -> pa.Buffer:
         _floats(compute / 1e9),
         _floats(wait / 1e9),
     ]
+    reference = packed(reference_of(studied.prepared))
     sink = pa.BufferOutputStream()
     per_step = window.dp_ranks * window.stages
     pq.write_table(
-        pa.Table.from_arrays(columns, schema=SCHEMA),
+        pa.Table.from_arrays(columns, schema=SCHEMA.with_metadata({REFERENCE_KEY: reference})),
         sink,
         compression="zstd",
         row_group_size=max(_GROUP_ROWS // per_step, 1) * per_step,
@@ -85,7 +91,7 @@ def compute_and_wait(window: Window) -> tuple[Floats, Floats]:
             (compute, computes, part.work[computes]),
             (wait, grouped, np.maximum(waits, 0.0)),
         ):
-            by_stage = np.zeros((window.stages, part.lanes))
-            np.add.at(by_stage, structure.stage[ops], values)
-            total[part.dp, :, part.step] = by_stage.T
+            for stage in range(window.stages):
+                mine = structure.stage[ops] == stage
+                total[part.dp, stage, part.step] = values[mine].sum(axis=0)
     return compute, wait

@@ -6,7 +6,7 @@ Flow: `smon.worker.loop` makes it once → `smon.worker.windows`, `smon.worker.l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -17,6 +17,24 @@ from smon.store.objects import Objects
 from smon.store.work import Terms
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one analysis adds to the metrics of a worker, from wherever it was made.
+
+    Attributes
+    ----------
+    skipped
+        Steps that were left out, by reason.
+    seconds
+        What it took, by kind.
+    """
+
+    rows: float
+    steps: float
+    skipped: Mapping[str, float]
+    seconds: Mapping[str, float]
 
 
 class Metrics:
@@ -54,6 +72,12 @@ class Metrics:
         self.rows = Counter(
             "smon_analysis_rows_read_total", "Ops read from files for analysis.", registry=registry
         )
+        self.files_dropped = Counter(
+            "smon_captures_files_dropped_total",
+            "Files of ranks that had come and are in no capture, by reason.",
+            ["reason"],
+            registry=registry,
+        )
         self.errors = Counter(
             "smon_worker_errors_total",
             "Failures that nobody expected, by what was being done.",
@@ -66,6 +90,34 @@ class Metrics:
         self.steps.inc(used)
         for reason in reasons:
             self.skipped.labels(category(reason)).inc()
+
+    def counts(self) -> Counts:
+        """What has been counted; of metrics that served a single analysis."""
+        return Counts(
+            rows=sum(_values(self.rows, "_total").values()),
+            steps=sum(_values(self.steps, "_total").values()),
+            skipped=_values(self.skipped, "_total"),
+            seconds=_values(self.seconds, "_sum"),
+        )
+
+    def add(self, counts: Counts) -> None:
+        """Count what an analysis elsewhere has counted."""
+        self.rows.inc(counts.rows)
+        self.steps.inc(counts.steps)
+        for reason, steps in counts.skipped.items():
+            self.skipped.labels(reason).inc(steps)
+        for kind, seconds in counts.seconds.items():
+            self.seconds.labels(kind).observe(seconds)
+
+
+def _values(metric: Counter | Histogram, suffix: str) -> dict[str, float]:
+    """Samples of a metric by its label; without one, by an empty word."""
+    return {
+        next(iter(sample.labels.values()), ""): sample.value
+        for family in metric.collect()
+        for sample in family.samples
+        if sample.name.endswith(suffix)
+    }
 
 
 def category(reason: str) -> str:

@@ -6,7 +6,7 @@ that takes an attempt over reads the latest steps anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,7 @@ from smon.store.objects import Objects
 from smon.store.steps import latest_steps
 from smon.store.windows import AttemptInfo, FileInfo
 from smon.trace.context import Context, merge
+from smon.trace.grid import Grid, joined, make_grid
 from smon.trace.table import OpTable, concat
 from smon.worker.material import by_step
 
@@ -43,6 +44,8 @@ class Trailing:
 
     Attributes
     ----------
+    grids
+        Of the steps that have been looked at as they are now.
     rows_read
         Ops read from files so far.
     files, contexts
@@ -50,6 +53,7 @@ class Trailing:
     """
 
     steps: dict[int, list[OpTable]] = field(default_factory=dict)
+    grids: dict[int, Grid] = field(default_factory=dict)
     rows_read: int = 0
     files: dict[str, Read] = field(default_factory=dict)
     contexts: dict[str, Context] = field(default_factory=dict)
@@ -63,6 +67,32 @@ class Trailing:
         """One table of all steps, or of the latest ones."""
         chosen = list(self.steps.values())[-(latest or len(self.steps)) :]
         return concat(piece for pieces in chosen for piece in pieces)
+
+    def grid(self, table: OpTable, latest: int | None = None) -> Grid | None:
+        """The grid of the table of all steps, or of the latest ones; None if it is not known.
+
+        Each step is arranged once, however many analyses look at it.
+
+        Parameters
+        ----------
+        table
+            What `table` gives, as a report wants it: with the same rows.
+        """
+        for step, pieces in self.steps.items():
+            if step not in self.grids:
+                whole = concat(pieces)
+                self.steps[step] = [whole]
+                self.grids[step] = make_grid(whole)
+        chosen = list(self.steps)[-(latest or len(self.steps)) :]
+        return joined([self.grids[step] for step in chosen], table)
+
+    def forget_grids(self, changed: Collection[int]) -> None:
+        """After steps have changed, or have gone."""
+        self.grids = {
+            step: grid
+            for step, grid in self.grids.items()
+            if step in self.steps and step not in changed
+        }
 
     def numbers(self) -> list[int]:
         """The step numbers, ascending."""
@@ -199,6 +229,7 @@ def read_new(objects: Objects, trailing: Trailing, plan: Plan, settings: Setting
     trailing.steps = dict(sorted(trailing.steps.items()))
     trailing.contexts = contexts
     _trim(trailing, settings)
+    trailing.forget_grids(changed)
     return changed
 
 

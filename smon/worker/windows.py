@@ -7,17 +7,17 @@ what ``smon analyze --json`` gives for the same trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from sqlalchemy import case
 from sqlalchemy.orm import Session
 
 from smon import __version__
-from smon.analysis import Options, empty_report, report_of, study
+from smon.analysis import Options, empty_report, evenly, report_of, study
 from smon.errors import FencedError, MissingError, NothingUsableError, SMonError, StoreError
 from smon.prepare import prepare
 from smon.report import MIN_STEPS, JobReport
@@ -25,11 +25,13 @@ from smon.store import findings, results, steps, work
 from smon.store import windows as table
 from smon.store.commit import CONTEXT, OPS
 from smon.store.events import read_context, read_ops, steps_of
+from smon.store.findings import Source
 from smon.store.models import Mode, Window, WindowState
 from smon.store.results import NewResult, ResultKey
 from smon.store.windows import AttemptInfo, FileInfo, WindowInfo
 from smon.store.work import Claim
 from smon.trace.context import Context
+from smon.trace.meta import Job
 from smon.trace.table import OpTable
 from smon.worker.life import seen_in
 from smon.worker.material import (
@@ -66,11 +68,19 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Made:
-    """What an analysis gives."""
+class Made:
+    """What an analysis gives.
+
+    Attributes
+    ----------
+    starts
+        Unix ns of each step, as far as known.
+    workers
+        File of every worker in each step; None where ops would be needed.
+    """
 
     report: JobReport
-    starts: dict[int, int]
+    starts: Mapping[int, int]
     context: Context
     workers: pa.Buffer | None = None
 
@@ -101,17 +111,47 @@ def analyse_window(service: Service, claim: Claim, check: Check) -> WindowState:
     """
     begin = service.clock()
     material = gather(service, claim.id)
+
+    def write(made: Made, seconds: float) -> None:
+        _write(service, claim, material, made, seconds)
+
+    todo = Work("window", begin, lambda: _analyse(service, material, check), write)
+    return carried_out(service, claim, todo)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is done with a claim.
+
+    Attributes
+    ----------
+    kind
+        For the metric of its seconds.
+    begin_ns
+        When it began.
+    analyse, write
+        What gives a report, and what stores it with the seconds that it took.
+    """
+
+    kind: str
+    begin_ns: int
+    analyse: Callable[[], Made]
+    write: Callable[[Made, float], None]
+
+
+def carried_out(service: Service, claim: Claim, todo: Work) -> WindowState:
+    """Analyse and write; what cannot be analysed is a failure of the window, said in the table."""
     try:
-        made = _analyse(service, material, check)
+        made = todo.analyse()
     except StoreError:
         raise
     except SMonError as error:
         with service.database.write() as session:
             work.fail(session, claim, str(error), service.clock())
         return WindowState.FAILED
-    seconds = (service.clock() - begin) / 1e9
-    _write(service, claim, material, made, seconds)
-    service.metrics.seconds.labels("window").observe(seconds)
+    seconds = (service.clock() - todo.begin_ns) / 1e9
+    todo.write(made, seconds)
+    service.metrics.seconds.labels(todo.kind).observe(seconds)
     skipped = made.report.window.skipped
     service.metrics.count_steps(made.report.window.steps_used, [one.reason for one in skipped])
     return WindowState.DONE
@@ -153,15 +193,41 @@ def load_window(service: Service, material: Material) -> tuple[OpTable, tuple[st
     StoreError
         A file cannot be read.
     """
-    if material.window.expired:
-        raise NothingUsableError("the event files of this window have expired")
-    if not material.ops:
-        raise NothingUsableError("no op of this window has come")
+    need_ops(material)
     ops, more = _read(service, material)
     service.metrics.rows.inc(len(ops))
     whole, notes = complete(ops, material.attempt)
     context = read_context(service.objects, [file.path for file in material.context])
     return whole, (*notes, *more), with_hosts(context, material.hosts)
+
+
+def need_ops(material: Material) -> None:
+    """Let it pass if the window has ops.
+
+    Raises
+    ------
+    NothingUsableError
+        None have come, or they are gone.
+    """
+    if material.window.expired:
+        raise NothingUsableError("the event files of this window have expired")
+    if not material.ops:
+        raise NothingUsableError("no op of this window has come")
+
+
+def steps_present(service: Service, material: Material) -> dict[int, int]:
+    """Rows of each step of a window, by step, ascending.
+
+    Raises
+    ------
+    StoreError
+        A file cannot be read.
+    """
+    present: dict[int, int] = {}
+    for file in material.ops:
+        for step, count in steps_of(service.objects, file.path).items():
+            present[step] = present.get(step, 0) + count
+    return dict(sorted(present.items()))
 
 
 def _read(service: Service, material: Material) -> tuple[OpTable, list[str]]:
@@ -170,11 +236,8 @@ def _read(service: Service, material: Material) -> tuple[OpTable, list[str]]:
     rows, most = sum(file.rows for file in material.ops), service.settings.max_window_ops
     if rows <= most:
         return read_ops(service.objects, paths), []
-    present: dict[int, int] = {}
-    for path in paths:
-        for step, count in steps_of(service.objects, path).items():
-            present[step] = present.get(step, 0) + count
-    chosen = evenly(sorted(present), max(int(len(present) * most / rows), MIN_STEPS))
+    present = steps_present(service, material)
+    chosen = evenly(list(present), max(int(len(present) * most / rows), MIN_STEPS))
     note = (
         f"{len(chosen)} of {len(present)} steps were analysed, evenly spread: the window has "
         f"{rows:,} ops, more than {most:,}"
@@ -182,20 +245,14 @@ def _read(service: Service, material: Material) -> tuple[OpTable, list[str]]:
     return read_ops(service.objects, paths, only=chosen), [note]
 
 
-def evenly(steps: Sequence[int], count: int) -> list[int]:
-    """So many of these steps, the first and the last among them."""
-    places = np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)
-    return [steps[place] for place in np.unique(places).tolist()]
-
-
-def _analyse(service: Service, material: Material, check: Check) -> _Made:
+def _analyse(service: Service, material: Material, check: Check) -> Made:
     attempt = material.attempt
     price = service.settings.price
     try:
         ops, notes, context = load_window(service, material)
     except NothingUsableError as error:
         options = Options(attempt.notes, price_per_gpu_hour=price)
-        return _Made(empty_report(job_of(attempt), error, options), {}, Context())
+        return Made(empty_report(job_of(attempt), error, options), {}, Context())
     check()
     options = Options(
         notes=notes,
@@ -203,27 +260,41 @@ def _analyse(service: Service, material: Material, check: Check) -> _Made:
         history=history_from(material.earlier, attempt.job),
         progress=check,
     )
+    return made_of_ops(ops, job_of(attempt), context, options, check)
+
+
+def made_of_ops(ops: OpTable, job: Job, context: Context, options: Options, check: Check) -> Made:
+    """The analysis of a table that fits its layout; where nothing is usable, a report of that."""
     starts = starts_of(ops)
     try:
-        studied = study(prepare(ops, job_of(attempt), context), check, options.history)
+        studied = study(prepare(ops, job, context), check, options.history)
     except NothingUsableError as error:
-        return _Made(empty_report(job_of(attempt), error, options), starts, context)
-    return _Made(report_of(studied, options), starts, context, workers_file(studied))
+        return Made(empty_report(job, error, options), starts, context)
+    return Made(report_of(studied, options), starts, context, workers_file(studied))
 
 
-def _write(service: Service, claim: Claim, material: Material, made: _Made, seconds: float) -> None:
+def _write(service: Service, claim: Claim, material: Material, made: Made, seconds: float) -> None:
     """Result, steps and findings, and the end of the claim: all or nothing."""
+    with written_workers(service, material.attempt.job_id, made, seconds) as new:
+        stale = _transaction(service, claim, material, made, new)
+    _remove(service, stale)
+
+
+@contextmanager
+def written_workers(
+    service: Service, job_id: str, made: Made, seconds: float
+) -> Iterator[NewResult]:
+    """The result to be stored; its file is there, and goes again if the claim turns out lost."""
     new = NewResult(results.fresh_id(), made.report, seconds, None)
     if made.workers is not None:
-        path = results.workers_path(material.attempt.job_id, new.id)
+        path = results.workers_path(job_id, new.id)
         new = NewResult(new.id, made.report, seconds, path)
         service.objects.put(path, made.workers)
     try:
-        stale = _transaction(service, claim, material, made, new)
+        yield new
     except FencedError:
         _remove(service, new.workers_path)
         raise
-    _remove(service, stale)
 
 
 def _remove(service: Service, path: str | None) -> None:
@@ -232,7 +303,7 @@ def _remove(service: Service, path: str | None) -> None:
 
 
 def _transaction(
-    service: Service, claim: Claim, material: Material, made: _Made, new: NewResult
+    service: Service, claim: Claim, material: Material, made: Made, new: NewResult
 ) -> str | None:
     attempt, window, now = material.attempt, material.window, service.clock()
     ids = {
@@ -252,13 +323,19 @@ def _transaction(
         stale = results.put_result(session, key, new, now)
         steps.put_steps(session, ids, steps.rows_of(made.report, made.starts), now)
         if attempt.mode is Mode.RECORDED:
-            _write_findings(session, ids, made, now)
+            write_recorded_findings(session, ids, made, now)
     return stale
 
 
-def _write_findings(session: Session, ids: Mapping[str, str], made: _Made, now: int) -> None:
+def write_recorded_findings(
+    session: Session,
+    ids: Mapping[str, str],
+    made: Made,
+    now: int,
+    source: Source = Source.OPS,
+) -> None:
     """Findings of a recorded window, with the times of its steps if they are unix times."""
-    seen = seen_in(made.report, made.context)
+    seen = seen_in(made.report, made.context, source)
     bounds = (made.report.window.first_step, made.report.window.last_step)
     onsets = [one.finding.persistence.onset_step for one in seen]
     named = [step for step in (*bounds, *onsets) if step is not None]

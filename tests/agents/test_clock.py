@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ingest_agents.clock import ROUND_S, ClockWatch, Sample, sample_of
-from tests.agents.builders import chance_of
+from ingest_agents.clock import PROBES, ROUND_S, ClockWatch, Sample, sample_of
+from ingest_agents.link import TIME_PATH
+from ingest_agents.spool.folder import DEAD_NAME
+from tests.agents.builders import Hand, chance_of, write
+from tests.agents.fake import Fail, Fake
 
 _NS = 10**9
 
@@ -81,8 +86,42 @@ def test_without_answer_there_is_no_offset() -> None:
     assert watch.state() is None
 
 
-def test_a_jump_of_the_clock_voids_the_past() -> None:
-    """After somebody has set the clock, old offsets are wrong."""
+@pytest.mark.parametrize("jump_ns", [3600 * _NS, -3600 * _NS])
+def test_a_jump_of_this_hosts_clock_is_known_at_once(jump_ns: int) -> None:
+    """No probe is needed: batches that go out before the next one have the new offset."""
+    world, set_by = World(offset_ns=3_000_000), 0
+    watch = ClockWatch(lambda: world.wall() + set_by, world.monotonic)
+    watch.probe(world.ask)
+    set_by = jump_ns
+    state = watch.state()
+    assert state is not None
+    assert abs(state.offset_ns - (3_000_000 - jump_ns)) <= state.error_ns
+    watch.probe(world.ask)
+    state = watch.state()
+    assert state is not None
+    assert abs(state.offset_ns - (3_000_000 - jump_ns)) <= state.error_ns
+
+
+def test_the_offset_of_before_a_jump_is_remembered() -> None:
+    """What was recorded before, and is sent now, has times of the old clock."""
+    world, set_by = World(offset_ns=0), 3600 * _NS
+    watch = ClockWatch(lambda: world.wall() + set_by, world.monotonic)
+    watch.probe(world.ask)
+    state, before = watch.state(), watch.before()
+    assert state is not None
+    assert before is not None
+    assert before.offset_ns == state.offset_ns
+    set_by = 0
+    state, before = watch.state(), watch.before()
+    assert state is not None
+    assert before is not None
+    assert abs(state.offset_ns) <= state.error_ns
+    assert abs(before.offset_ns + 3600 * _NS) <= state.error_ns
+    assert watch.before() == before
+
+
+def test_a_jump_of_the_servers_clock_voids_the_past() -> None:
+    """After somebody has set it, old offsets are wrong."""
     world = World(offset_ns=0)
     watch = watched(world, 10)
     world.offset_ns = 5 * _NS
@@ -90,3 +129,23 @@ def test_a_jump_of_the_clock_voids_the_past() -> None:
     state = watch.state()
     assert state is not None
     assert abs(state.offset_ns - 5 * _NS) <= state.error_ns
+
+
+def test_a_batch_whose_times_are_refused_is_sent_again_when_clocks_were_compared(
+    tmp_path: Path,
+) -> None:
+    """If the server's clock was set back, its limits fit again once it knows the new offset."""
+    fake = Fake()
+    write(tmp_path, 6)
+    refusals = [Fail(422, "wrong-values")]
+    fake.poison = lambda stored: refusals.pop() if stored.seq == 2 and refusals else None
+    hand = Hand(fake, tmp_path)
+    hand.rounds(4, seconds=0.1)
+    puts = [path for method, path in fake.requests if method == "PUT"]
+    # Once at the start, and once because of the answer.
+    assert sum(path == TIME_PATH for _, path in fake.requests) == 2 * PROBES
+    hand.rounds(1, seconds=1.0)
+    assert [path for method, path in fake.requests if method == "PUT"] == puts
+    hand.until(fake.ended)
+    assert len(fake.ops()) == len(set(fake.ops())) == 18
+    assert not (tmp_path / DEAD_NAME).exists()

@@ -26,13 +26,14 @@ from ingest_agents.sources.recorded import (
     spec_of_recording,
 )
 from ingest_agents.transport import Response
-from smon.errors import ConfigError, StoreError
+from smon.errors import ConfigError, NothingUsableError, StoreError
 from smon.synth.presets import scenario
 from smon.synth.scenario import generate
 from smon.synth.write import write_synthetic
 from smon.topology import Layout
 from smon.wire import TYPE_ARROW, BatchKind
 from tests.agents.fake import Fail, Fake, Wire, answer
+from tests.kineto_files import Ddp, write_ddp
 
 
 @pytest.fixture(scope="module")
@@ -226,3 +227,10 @@ def test_no_note_is_lost_on_the_way(trace: Path) -> None:
     assert len(document["notes"]) == 100
     assert max(map(len, document["notes"])) == 1000
     json.dumps(document)
+
+
+def test_files_without_ops_name_the_command_that_sends_them(tmp_path: Path) -> None:
+    """Kernels and collectives: `smon import` takes them."""
+    write_ddp(tmp_path / "ddp", Ddp(ranks=2, steps=2))
+    with pytest.raises(NothingUsableError, match="`smon import"):
+        read_recording([tmp_path / "ddp"])

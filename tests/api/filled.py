@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,7 +39,7 @@ from smon.store.objects import Objects
 from smon.store.results import packed
 from smon.store.tenants import tenant_of
 from tests.builders import synthetic_job
-from tests.service import sqlite_url
+from tests.service import run_aside, sqlite_url
 
 #: The tests' present: all rows are of the minutes before.
 NOW = 1_790_000_000 * 10**9
@@ -222,7 +221,7 @@ class Client:
             ) as client:
                 return await client.request(method, path, headers=headers, **more)
 
-        return anyio.run(ask)
+        return run_aside(ask)
 
     def get(self, path: str, **more: Any) -> httpx.Response:  # noqa: ANN401  # of httpx
         """GET."""
@@ -247,7 +246,8 @@ def make_world(
 ) -> World:
     """An empty server in a folder; `url`: of a database with the schema."""
     database_url = url or sqlite_url(folder / "sql")
-    given = replace(Settings(data_dir=folder, database_url=database_url), **(settings or {}))
+    usual = Settings(data_dir=folder, database_url=database_url, decode_processes=0)
+    given = replace(usual, **(settings or {}))
     database, objects = Database(given.database), Objects(given.traces)
     texts = {}
     with database.write() as session:

@@ -20,7 +20,7 @@ from tests.api.filled import World
 
 
 @contextmanager
-def served(world: World) -> Iterator[tuple[str, World]]:
+def served(world: World, seams: Seams | None = None) -> Iterator[tuple[str, World]]:
     """The address of the server, and the world with its application."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -34,7 +34,7 @@ def served(world: World) -> Iterator[tuple[str, World]]:
         world.objects,
         ingest,
         TokenGate(world.database),
-        Seams(task_wait_s=0.05),
+        seams or Seams(task_wait_s=0.05),
     )
     server = uvicorn.Server(
         uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none")

@@ -140,6 +140,7 @@ def test_foreign_names_do_not(host: str) -> None:
     [
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"origin": "http://localhost:9999"},
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
         {"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"},
@@ -221,6 +222,7 @@ def test_a_page_without_a_token_leads_to_the_sign_in(world: World) -> None:
         ({}, 403),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),
         ({"origin": "http://localhost"}, 201),

@@ -84,7 +84,8 @@ def test_examples_are_valid(document: dict[str, Any]) -> None:
     [
         "jobs", "jobs/{job_id}", "jobs/{job_id}/windows", "jobs/{job_id}/windows/{window}",
         "jobs/{job_id}/findings", "jobs/{job_id}/workers", "jobs/{job_id}/history",
-        "jobs/{job_id}/plan", "hosts", "hosts/{host}", "fleet/summary", "agents", "version",
+        "jobs/{job_id}/plan", "jobs/{job_id}/ranks/{rank}", "jobs/{job_id}/quality", "hosts",
+        "hosts/{host}", "fleet/summary", "agents", "version",
         "imports",
     ],
 )  # fmt: skip
@@ -93,7 +94,7 @@ def test_real_answers_are_as_described(filled: Filled, document: dict[str, Any],
     schema = document["paths"][f"/api/v1/{path}"]["get"]["responses"]["200"]["content"][
         "application/json"
     ]["schema"]
-    values = {"job_id": filled.slow.job_id, "window": "latest", "host": "node-7"}
+    values = {"job_id": filled.slow.job_id, "window": "latest", "host": "node-7", "rank": 6}
     answer = filled.world.client().json(f"/api/v1/{path.format(**values)}")
     assert checked(document, schema, answer) == []
 

@@ -32,7 +32,7 @@ from smon.wire import TYPE_ARROW, Batch, BatchKind
 from smon.wire.arrow import encoded, ipc_body
 from smon.wire.columns import json_body
 from tests.ingest.batches import head_of, record_head
-from tests.load.ingest import EVENTS, ops
+from tests.load.agents import EVENTS, ops
 
 _LIMITS = Limits.of(Settings())
 _PRODUCER = Producer(Layout(dp=64, pp=1), live_unix=True, window_steps=40)

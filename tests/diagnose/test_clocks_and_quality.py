@@ -124,6 +124,7 @@ def test_ends_that_scatter_withhold_what_is_said_of_links(name: str) -> None:
     assert "link" not in {finding.verdict for finding in report.findings}
     assert _said(report, "clocks are not aligned")
     assert _said(report, "are withheld")
+    assert report.groups == ()
 
 
 def test_replicas_without_a_common_op_withhold_what_is_said_of_links() -> None:

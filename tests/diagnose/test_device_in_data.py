@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smon.analysis import study
+from smon.analysis import analyze, study
 from smon.attribute.slowdown import simulate_all
 from smon.diagnose.causes import device
 from smon.diagnose.causes.device import _combined
@@ -34,6 +34,11 @@ from smon.prepare import prepare
 from smon.simulate.engine import Engine
 from smon.simulate.ideal import measure_ideal
 from smon.simulate.window import Part
+from smon.synth import causes
+from smon.synth.faults.data import PackedSequences
+from smon.synth.scenario import generate
+from smon.synth.spec import Scenario
+from smon.synth.timing import Noise
 from tests.builders import public_job
 
 WORKERS = [(dp, stage) for dp in range(32) for stage in range(2)]
@@ -127,3 +132,23 @@ def test_the_whole_diagnosis_names_the_device_beside_the_data(traces: Path, work
     assert [one.cause for one in found] == ["sequence_length", "stage_partition", "slow_gpu"]
     assert (found[2].where.dp, found[2].where.stage) == worker
     assert 0.005 < found[2].excess_share < 0.05
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.04, 0.08])
+def test_with_two_by_two_workers_slightly_uneven_data_hides_no_slow_device(slope: float) -> None:
+    """The other stage cannot tell which of both is slow; the other replica can."""
+    uneven = PackedSequences(slope, slope)
+    for seed in range(3):
+        job = Scenario(
+            dp=2,
+            pp=2,
+            microbatches=4,
+            steps=26,
+            seed=seed,
+            noise=Noise(0.004, 0.01),
+            causes=(causes.slow_gpu(1, 0, 1.3),),
+            faults=(uneven,),
+        )
+        made = generate(job)
+        found = analyze(made.table, made.job).findings[0]
+        assert (found.cause, found.where.rank) == ("slow_gpu", 1)

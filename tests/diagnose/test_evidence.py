@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from smon.analysis import study
+from smon.attribute.peers import peers
 from smon.diagnose.evidence import (
     B,
     Evidence,
@@ -20,7 +21,6 @@ from smon.diagnose.evidence import (
     Floats,
     nanmedian,
     nanquantile,
-    peers,
     spread,
 )
 from smon.diagnose.found import combined, own_changes

@@ -72,7 +72,7 @@ def rows_before_files() -> None:
 
 
 @contextmanager
-def _written_somehow(target: Path) -> Iterator[BinaryIO]:
+def _written_somehow(target: Path, opened: Callable[[Path], int]) -> Iterator[BinaryIO]:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f"{target.name}.{uuid4().hex}{PARTIAL}")
     with aside.open("wb") as file:

@@ -119,6 +119,11 @@ class AgentProcess:
     ----------
     settings
         SMON_ variables, without the prefix, in lower case.
+
+    Attributes
+    ----------
+    environ
+        Other variables.
     """
 
     def __init__(
@@ -132,6 +137,7 @@ class AgentProcess:
         log_folder: Path | None = None,
     ) -> None:
         self.spool = spool
+        self.environ: Mapping[str, str] = {"PYTHONPATH": str(ROOT)}
         self.module = module
         self.log = (log_folder or spool.parent) / f"{host}.log"
         self.settings = {
@@ -150,7 +156,7 @@ class AgentProcess:
     def start(self) -> AgentProcess:
         """Start it."""
         given = {f"SMON_{name.upper()}": str(value) for name, value in self.settings.items()}
-        environ = {**quiet_environ(), **given, "PYTHONPATH": str(ROOT)}
+        environ = {**quiet_environ(), **given, **self.environ}
         command = [sys.executable, "-m", self.module, "run"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=ROOT)

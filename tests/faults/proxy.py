@@ -42,7 +42,7 @@ class Counts:
     gaps
         Losses that agents have told, as they put them.
     cut
-        Requests and answers that were thrown away together with their connection.
+        Requests and answers that broke off somewhere together with their connection.
     """
 
     answers: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,8 @@ class Proxy:
     ports
         Of the servers; requests go to each in turn, and past those that refuse connections.
     cut_ratio
-        Share of requests with batches, and of answers to them, that are thrown away.
+        Share of requests with batches, and of answers to them, of which only a part gets through,
+        or nothing, before the connection breaks.
     """
 
     def __init__(self, ports: Sequence[int], *, cut_ratio: float = 0.0, seed: int = 0) -> None:
@@ -130,25 +131,26 @@ class Proxy:
         with client, client.makefile("rb") as reader:
             with suppress(OSError, EOFError):
                 while (request := _read_request(reader)) is not None:
-                    answer = self._answered(request, upstream)
-                    if answer is None:
-                        break
+                    answer, whole = self._answered(request, upstream)
                     client.sendall(answer)
+                    if not whole:
+                        break
             upstream.close()
         with self._lock:
             del self._clients[client]
 
-    def _answered(self, request: _Request, upstream: _Upstream) -> bytes | None:
-        """The answer for the client; None: its connection is cut."""
+    def _answered(self, request: _Request, upstream: _Upstream) -> tuple[bytes, bool]:
+        """What the client gets, and whether that is all; if not, its connection is cut."""
         batch, counts = request.batch, self.counts
         if batch is None:
-            return upstream.exchange(request)[1]
+            return upstream.exchange(request)[1], True
         with self._lock:
             counts.sent[batch] += 1
             if b"smon.gap/1" in request.head:
                 counts.gaps[batch] = request.body.decode(errors="replace")
         if self._cuts():
-            return None
+            upstream.send_part(self._part(request.head + request.body))
+            return b"", False
         with self._lock:
             self.in_flight += 1
         try:
@@ -159,10 +161,10 @@ class Proxy:
         with self._lock:
             counts.answers[_kind_of(status, answer)] += 1
         if self._cuts():
-            return None
+            return self._part(answer), False
         if status == _OK:
             counts.acknowledged.add(batch)
-        return answer
+        return answer, True
 
     def _cuts(self) -> bool:
         """Whether the connection breaks here."""
@@ -170,6 +172,11 @@ class Proxy:
             cuts = bool(self.cut_ratio) and self._chance.random() < self.cut_ratio
             self.counts.cut += cuts
         return cuts
+
+    def _part(self, message: bytes) -> bytes:
+        """What gets through of a message that breaks off: never all of it."""
+        with self._lock:
+            return message[: self._chance.randrange(len(message))]
 
     def turn(self) -> list[int]:
         """Ports in the order in which they are tried now."""
@@ -193,6 +200,13 @@ class _Upstream:
             # Whether it was done nobody knows: the client has to ask again.
             self._drop(port)
             raise
+
+    def send_part(self, part: bytes) -> None:
+        """Send what gets through of a request, and hang up."""
+        port = self._connected()
+        with suppress(OSError):
+            self._open[port][0].sendall(part)
+        self._drop(port)
 
     def _connected(self) -> int:
         """The port of a server that takes connections."""

@@ -105,10 +105,10 @@ class Site:
         """Batches that agents know to be safe."""
         return len(self.proxy.counts.acknowledged)
 
-    def wait_for_batches(self, more: int = 10) -> None:
+    def wait_for_batches(self, more: int = 10, seconds: float = _PATIENCE_S) -> None:
         """Wait until so many more are acknowledged."""
         goal = self.acknowledged + more
-        wait_until(lambda: self.acknowledged >= goal, f"{more} more batches")
+        wait_until(lambda: self.acknowledged >= goal, f"{more} more batches", seconds)
 
     def wait_for_answer(self, status: str) -> None:
         """Wait until a batch is answered so once more."""

@@ -21,25 +21,25 @@ LONG_S = 1000.0
 
 
 class Wall:
-    """Unix seconds, as the test says."""
+    """Seconds, as the test says."""
 
     def __init__(self) -> None:
         self.now = 1e9
 
     def __call__(self) -> float:
-        """Unix seconds."""
+        """Seconds."""
         return self.now
 
 
 @pytest.fixture
 def wall() -> Wall:
-    """The clock of the host."""
+    """The clock that waits go by."""
     return Wall()
 
 
 def shipper(folder: Path, wall: Wall) -> Shipper:
     """An agent's view of a stream, as it starts."""
-    return Shipper(folder, Pace(0.5, 60.0, wall), dead_bytes=0, wall=wall)
+    return Shipper(folder, Pace(0.5, 60.0, wall), dead_bytes=0, clock=wall)
 
 
 def hello(stream: Shipper, next_seq: int) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from smon.errors import CycleError, UnpairedError
@@ -187,6 +189,22 @@ def test_without_overlap_the_reduce_scatter_stands_in_the_chain_of_the_end() -> 
         (OpType.GRADS_REDUCE_SCATTER, 0, 0),
         (OpType.OPTIMIZER_CLIP_MAIN_GRAD, -1, 0),
     ]
+
+
+def test_a_reduce_scatter_that_comes_before_other_reductions_stands_before_them() -> None:
+    """Rule 9 as Megatron-LM runs it today: RS, then LN, then EMB."""
+    ops = [
+        Op("F", 0, 0, 5),
+        Op("B", 0, 5, 10),
+        Op("RS", 0, 10, 14),
+        Op("LN", 0, 14, 15),
+        Op("EMB", 0, 15, 17),
+        Op("CLIP", 0, 17, 18),
+        Op("OPT", 0, 18, 20),
+    ]
+    chain = ["B0@0", "RS0@0", "LN0@0", "EMB0@0", "CLIP0@0", "OPT0@0"]
+    expected = {f"{before} {after}" for before, after in pairwise(chain)}
+    assert edges_of(graph_of(ops, pp=1)) == {"F0@0 B0@0", *expected}
 
 
 def test_a_separate_all_reduce_means_overlap_and_layernorm_waits_for_the_last_reduction() -> None:

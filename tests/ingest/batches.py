@@ -21,7 +21,8 @@ from smon.ingest.limits import Limits
 from smon.ingest.metrics import IngestMetrics
 from smon.ingest.ports import Store
 from smon.ingest.records import Origin, RecordHead
-from smon.store.commit import AlreadyStored, BatchNote, Key, NewFile
+from smon.store.commit import AlreadyStored, BatchNote, Key, NewFile, NewParts
+from smon.store.files import Dropped, NewPart
 from smon.store.models import Mode, TimeBase
 from smon.store.streams import StreamInfo
 from smon.topology import Layout
@@ -158,8 +159,12 @@ def record_head(batch: Batch, stream_id: str = STREAM, epoch: int = 0) -> Record
 
 
 def settings(folder: Path, **changed: Any) -> Settings:  # noqa: ANN401  # fields of many types
-    """Settings of a server with its data in this folder, whatever disk that is on."""
-    return Settings(data_dir=folder, **{"min_free_bytes": 0, "drain_interval_s": 0.01, **changed})
+    """Settings of a server with its data in this folder, whatever disk that is on.
+
+    It decodes in its own process: `tests.ingest.test_fence` is about the others.
+    """
+    usual = {"min_free_bytes": 0, "drain_interval_s": 0.01, "decode_processes": 0}
+    return Settings(data_dir=folder, **{**usual, **changed})
 
 
 def metrics() -> IngestMetrics:
@@ -182,6 +187,7 @@ class FakeStore:
         self.streams = {(each.tenant_id, each.id): each for each in streams}
         self.notes: list[BatchNote] = []
         self.files: list[NewFile] = []
+        self.parts: list[NewPart] = []
         self.written: dict[str, Any] = {}
         self.deleted: list[str] = []
         self.calls: list[str] = []
@@ -221,13 +227,25 @@ class FakeStore:
         self.written[path] = list(documents)
         return sum(map(len, documents))
 
+    def write_part(self, path: str, content: bytes) -> int:
+        """Keep a file."""
+        self._called("write_part")
+        self.written[path] = content
+        return len(content)
+
     def delete(self, path: str) -> None:
         """Remove a file."""
         self._called("delete")
         self.deleted.append(path)
         del self.written[path]
 
-    def commit(self, notes: Sequence[BatchNote], files: Sequence[NewFile], now_ns: int) -> None:
+    def commit(
+        self,
+        notes: Sequence[BatchNote],
+        files: Sequence[NewFile],
+        now_ns: int,
+        sent: NewParts,
+    ) -> Sequence[Dropped]:
         """Make it stored."""
         self._called("commit")
         known = self.stored & {note.key for note in notes}
@@ -236,6 +254,8 @@ class FakeStore:
         self.stored |= {note.key for note in notes}
         self.notes.extend(notes)
         self.files.extend(files)
+        self.parts.extend(sent.parts)
+        return ()
 
     @property
     def rows(self) -> int:

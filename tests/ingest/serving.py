@@ -29,7 +29,7 @@ from smon.store.models import Base
 from smon.store.objects import Objects
 from smon.wire import Batch
 from smon.wire.problems import Problem
-from tests.ingest.batches import STREAM
+from tests.ingest.batches import STREAM, settings
 
 #: Longer than anything takes; a test that waits for so long has failed.
 PATIENCE_S = 30.0
@@ -270,8 +270,5 @@ class Running:
 
 def folder_settings(folder: Path, **changed: Any) -> Settings:  # noqa: ANN401  # settings
     """Settings for a server on ports that are free."""
-    return Settings(
-        data_dir=folder,
-        port=0,
-        **{"min_free_bytes": 0, "drain_interval_s": 0.05, "stop_timeout_s": 0.5, **changed},
-    )
+    usual = {"drain_interval_s": 0.05, "stop_timeout_s": 0.5}
+    return settings(folder, port=0, **{**usual, **changed})

@@ -315,6 +315,21 @@ def test_ranks_of_a_layout_beyond_32_bits_do_not_wrap_around() -> None:
     assert refused(batch, producer) is Problem.WRONG_VALUES
 
 
+@pytest.mark.parametrize("behind_s", [-3600, 3600, 40 * 86_400])
+def test_times_may_be_off_by_as_much_as_the_senders_clock_says_it_is(behind_s: int) -> None:
+    """By that clock or by the server's: ops of before it was set are sent with the new offset."""
+    producer = dataclasses.replace(LIVE, behind_s=behind_s)
+    theirs = NOW - behind_s * SECOND
+    for at in (NOW, theirs):
+        accepted(ops(start_ns=at + np.arange(12)), producer)
+    for outside in (
+        max(NOW, theirs) + LIMITS.future_ns + SECOND,
+        min(NOW, theirs) - LIMITS.past_ns - SECOND,
+    ):
+        batch = ops(start_ns=outside + np.arange(12))
+        assert refused(batch, producer) is Problem.WRONG_VALUES
+
+
 def test_times_of_a_step_and_recorded_times_may_be_any() -> None:
     """Only live traces with unix time must be of now."""
     recorded = Producer(LAYOUT, live_unix=False, window_steps=0)

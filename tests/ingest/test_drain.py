@@ -1,25 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from smon.errors import MissingError, StoreError
+from smon.errors import MissingError, StoreError, WireError
 from smon.ingest.decode import Content
-from smon.ingest.drain import Clocks, Drain
+from smon.ingest.drain import Clocks, DecodeLogged, Drain, decode_here
 from smon.ingest.order import by_window
+from smon.ingest.parcels import Parcel
 from smon.ingest.ports import SqlStore
 from smon.ingest.segments import QUARANTINE
 from smon.ingest.wal import Move, Wal
 from smon.store.database import Database
 from smon.store.events import read_ops
+from smon.store.files import Dropped
 from smon.store.models import Base, Mode, TimeBase
 from smon.store.objects import Objects
 from smon.store.streams import StreamRequest, find, register
 from smon.wire import Batch, BatchKind
+from smon.wire.problems import Problem
 from tests.ingest.batches import (
     LAYOUT,
     NOW,
@@ -43,7 +46,13 @@ ALL = Move(1 << 40, 1 << 40, 1 << 40)
 class Plant:
     """A log with batches in it, a store, and the drain between them; the clock stands still."""
 
-    def __init__(self, folder: Path, store: Any = None, **changed: Any) -> None:  # noqa: ANN401  # any store; settings
+    def __init__(
+        self,
+        folder: Path,
+        store: Any = None,  # noqa: ANN401  # any store
+        decode: DecodeLogged = decode_here,
+        **changed: Any,  # noqa: ANN401  # settings
+    ) -> None:
         self.store = store or FakeStore(info())
         self.metrics = metrics()
         self.now_s = 0.0
@@ -52,7 +61,10 @@ class Plant:
         self.wal = Wal(chosen, self.metrics.wal)
         self.wal.open()
         clocks = Clocks(lambda: NOW, lambda: self.now_s)
-        self.drain = Drain(self.wal, self.store, chosen, self.metrics, self.lost.append, clocks)
+        self.drain = Drain(
+            self.wal, self.store, chosen, self.metrics, self.lost.append, clocks,
+            decode_logged=decode,
+        )  # fmt: skip
 
     def put(self, *batches: Batch, stream: str = STREAM, content: Content | None = None) -> None:
         """Have batches in the log."""
@@ -241,12 +253,13 @@ def test_a_store_that_fails_between_file_and_commit_stores_once(plant: Make) -> 
 class Forgetful(FakeStore):
     """A store whose first commit takes place, but whose answer is lost."""
 
-    def commit(self, notes: Any, files: Any, now_ns: int) -> None:  # noqa: ANN401  # as FakeStore
+    def commit(self, notes: Any, files: Any, now_ns: int, sent: Any) -> Sequence[Dropped]:  # noqa: ANN401  # as FakeStore
         """Commit, and lose the connection."""
         first = not self.notes
-        super().commit(notes, files, now_ns)
+        dropped = super().commit(notes, files, now_ns, sent)
         if first:
             raise StoreError("the connection was lost")
+        return dropped
 
 
 def test_a_commit_whose_answer_is_lost_loses_no_file(plant: Make) -> None:
@@ -319,10 +332,10 @@ def test_batches_of_a_stream_that_was_removed_are_given_up(plant: Make) -> None:
     """The others are stored; the loss is counted."""
 
     class Removing(FakeStore):
-        def commit(self, notes: Any, files: Any, now_ns: int) -> None:  # noqa: ANN401  # as FakeStore
+        def commit(self, notes: Any, files: Any, now_ns: int, sent: Any) -> Sequence[Dropped]:  # noqa: ANN401  # as FakeStore
             if any(note.stream_id not in {key[1] for key in self.streams} for note in notes):
                 raise MissingError("a stream is gone")
-            super().commit(notes, files, now_ns)
+            return super().commit(notes, files, now_ns, sent)
 
     works = plant(Removing(info()))
     works.put(ops(0))
@@ -343,10 +356,10 @@ def test_a_batch_that_cannot_be_stored_does_not_hold_up_the_others(
     class Picky(FakeStore):
         ill = True
 
-        def commit(self, notes: Any, files: Any, now_ns: int) -> None:  # noqa: ANN401  # as FakeStore
+        def commit(self, notes: Any, files: Any, now_ns: int, sent: Any) -> Sequence[Dropped]:  # noqa: ANN401  # as FakeStore
             if self.ill and any(note.seq == 5 for note in notes):
                 raise error
-            super().commit(notes, files, now_ns)
+            return super().commit(notes, files, now_ns, sent)
 
     store = Picky(info())
     works = plant(store)
@@ -378,6 +391,48 @@ def test_a_batch_that_cannot_be_decoded_any_more_is_kept_and_covered(
     assert b"not zstd" in kept.read_bytes()
     assert works.metrics.quarantined.labels("undecodable")._value.get() == 1
     assert works.metrics.lost_events.labels("undecodable")._value.get() == 12
+
+
+def test_a_batch_that_decoders_die_of_is_kept_and_covered(plant: Make, tmp_path: Path) -> None:
+    """It costs itself: the others of its move are stored, and it is not tried for ever."""
+
+    def decode(parcels: Sequence[Parcel]) -> Sequence[Content | WireError]:
+        deadly = WireError(Problem.UNDECODABLE, "decoders died of it")
+        return [deadly if each.seq == 1 else decode_here([each])[0] for each in parcels]
+
+    works = plant(decode=decode)
+    works.put(ops(0), ops(1), ops(2))
+    assert works.drain.tick()
+    found = [(note.kind, note.seq, note.reason) for note in works.store.notes]
+    assert found == [
+        (BatchKind.OPS, 0, None),
+        (BatchKind.GAP, 1, "decoder-died"),
+        (BatchKind.OPS, 2, None),
+    ]
+    assert works.left() == []
+    (kept,) = (tmp_path / "wal" / QUARANTINE).iterdir()
+    assert kept.name == f"{STREAM}-0-1.bin"
+    assert works.metrics.quarantined.labels("decoder-died")._value.get() == 1
+    assert works.metrics.lost_events.labels("decoder-died")._value.get() == 12
+
+
+@pytest.mark.parametrize("problem", [Problem.OVERLOADED, Problem.INTERNAL])
+def test_a_decoder_that_is_out_of_order_costs_no_batch(plant: Make, problem: Problem) -> None:
+    """Nothing is known of the batch: it stays in the log until somebody can decode it."""
+    broken = [True]
+
+    def decode(parcels: Sequence[Parcel]) -> Sequence[Content | WireError]:
+        return [WireError(problem, "not now")] * len(parcels) if broken else decode_here(parcels)
+
+    works = plant(decode=decode)
+    works.put(ops(0), ops(1))
+    assert not works.drain.tick()
+    assert works.left() == [0, 1]
+    assert "not now" in works.drain.problems()[0]
+    broken.clear()
+    assert works.drain.tick()
+    assert works.store.rows == 24 or works.drain.tick()
+    assert works.store.rows == 24
 
 
 def test_a_record_that_rotted_in_the_log_is_counted_and_asked_for_again(

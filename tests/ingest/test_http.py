@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -23,6 +24,7 @@ from smon.store.models import Mode
 from smon.wire.problems import KINDS, Problem
 from tests.ingest.batches import STREAM, FakeStore, FaultyDisk, gap, info, json_ops, ops
 from tests.ingest.serving import Client, Running, TokenGate, request_of
+from tests.service import run_aside
 
 Serve = Callable[..., Running]
 
@@ -44,6 +46,14 @@ class HeldWal(Wal):
     def _commit(self, group: list[Record]) -> None:
         self.gate.wait()
         super()._commit(group)
+
+
+class Stuck(Now):
+    """A store that takes nothing from the log."""
+
+    def ping(self) -> None:
+        """Fail."""
+        raise StoreError("stuck")
 
 
 def parts(**changed: Any) -> Parts:  # noqa: ANN401  # fields of Parts
@@ -146,6 +156,34 @@ def test_a_length_is_needed(shared: Running) -> None:
     assert client.answer().problem == Problem.LENGTH_REQUIRED
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_nothing_behind_a_body_in_chunks_is_a_request(serve: Serve, *, apart: bool) -> None:
+    """Something on the way may see its end elsewhere: the connection ends with the answer."""
+    server, batch = serve(parts()), ops(0)
+    client = server.client()
+    headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+    pieces = [request_of(dataclasses.replace(batch, body=b""), headers=headers), b"0\r\n\r\n"]
+    pieces.append(request_of(batch))
+    for piece in pieces if apart else [b"".join(pieces)]:
+        with contextlib.suppress(ConnectionError):
+            client.send(piece)
+    answer = client.answer()
+    assert answer.problem == Problem.LENGTH_REQUIRED
+    assert answer.headers["connection"] == "close"
+    assert client.closed()
+    assert server.client().put(batch).document["status"] == "stored"
+
+
+def test_nothing_behind_a_body_in_chunks_is_a_header_of_it(shared: Running) -> None:
+    """Also not when all comes in one piece, before the request is looked at."""
+    headers = {"Content-Length": None, "Transfer-Encoding": "chunked", "Authorization": None}
+    head = request_of(dataclasses.replace(ops(0), body=b""), headers=headers)
+    client = shared.client()
+    client.send(head + b"0\r\n\r\n" + request_of(ops(0)))
+    assert client.answer().problem == Problem.UNAUTHORIZED
+    assert client.closed()
+
+
 def test_too_large_a_body_is_refused_before_it_is_sent(serve: Serve) -> None:
     """At the limit it is read; above, the answer comes at once."""
     batch = ops(0)
@@ -213,6 +251,19 @@ def test_bodies_in_flight_have_a_limit(serve: Serve) -> None:
     HeldWal.gate.set()
     assert first.answer().status == 200
     assert second.put(ops(1)).status == 200
+
+
+def test_a_full_log_refuses_before_it_looks_into_a_body(serve: Serve) -> None:
+    """503, also for one that would be 400: a refusal costs no decoding."""
+    client = serve(parts(store=Stuck()), max_wal_bytes=4096 * 3).client()
+    seq = 0
+    while client.put(ops(seq)).status == 200:
+        seq += 1
+    spoiled = dataclasses.replace(ops(seq), body=b"x" * 2 * len(ops(seq).body))
+    answer = client.put(spoiled)
+    assert (answer.status, answer.problem) == (503, Problem.OVERLOADED)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert seq > 0
 
 
 def test_a_full_disk_is_507_and_passes(serve: Serve) -> None:
@@ -493,7 +544,7 @@ def test_the_gate_is_not_asked_for_every_batch() -> None:
         with pytest.raises(WireError):
             await ask()
 
-    asyncio.run(test())
+    run_aside(test)
 
 
 def test_batches_do_not_pass_the_middleware_of_the_application(shared: Running) -> None:
@@ -510,8 +561,8 @@ def test_batches_do_not_pass_the_middleware_of_the_application(shared: Running) 
             answer = await client.put(path)
         return answer.status_code, answer.content
 
-    assert asyncio.run(ask("/api/v1/jobs")) == (418, b"behind")
-    status, body = asyncio.run(ask("/api/v1/ingest/a/0/0"))
+    assert run_aside(lambda: ask("/api/v1/jobs")) == (418, b"behind")
+    status, body = run_aside(lambda: ask("/api/v1/ingest/a/0/0"))
     assert status == 401
     assert len(json.loads(body)["instance"]) == 16
 

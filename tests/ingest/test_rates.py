@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,40 @@ def test_bodies_in_flight_have_a_limit() -> None:
             assert gauge._value.get() == 100
             _refused(budget, 1)
         _refused(budget, 41)
-        with budget.reserve(40, "a"):
+        with budget.reserve(40, "b"):
             pass
     assert gauge._value.get() == 0
+
+
+def test_one_tenant_alone_leaves_a_quarter_of_the_room() -> None:
+    """Whoever comes with nothing in flight finds some, and what it may hold in turn is less."""
+    budget, gauge = _in_flight(100)
+    with ExitStack() as held:
+        for _ in range(7):
+            held.enter_context(budget.reserve(10, "greedy", "x"))
+        _refused(budget, 10, "greedy")
+        held.enter_context(budget.reserve(5, "greedy", "y"))
+        _refused(budget, 1, "greedy")
+        held.enter_context(budget.reserve(10, "other"))
+        _refused(budget, 10, "greedy")
+        _refused(budget, 16, "third")
+        held.enter_context(budget.reserve(15, "third"))
+    assert gauge._value.get() == 0
+    with budget.reserve(75, "greedy"), budget.reserve(25, "other"):
+        assert gauge._value.get() == 100
+
+
+def test_of_two_greedy_tenants_each_gets_as_much() -> None:
+    """And there is still room for a third."""
+    budget, _ = _in_flight(700)
+    taken = {"a": 0, "b": 0}
+    with ExitStack() as held:
+        for _ in range(700):
+            for who in taken:
+                with suppress(WireError):
+                    held.enter_context(budget.reserve(1, who))
+                    taken[who] += 1
+        assert taken == {"a": 300, "b": 300}
 
 
 def test_a_body_larger_than_the_limit_is_taken_alone() -> None:

@@ -35,6 +35,7 @@ from tests.ingest.batches import (
     ops,
     settings,
 )
+from tests.service import run_aside
 
 ALL = Move(1 << 40, 1 << 40, 1 << 40)
 
@@ -97,6 +98,11 @@ class Stand:
             await self.put(batch, epoch, **options)
         return Problem(caught.value.problem)
 
+    async def until_in_line(self) -> None:
+        """Wait until the log has been given a batch."""
+        while not self.service._wal.pending_bytes:  # noqa: ASYNC110  # the log has no event
+            await asyncio.sleep(0.001)
+
     def logged(self) -> list[int]:
         """Sequence numbers in the log."""
         return [record.key[2] for record in self.service._wal.pending(ALL)]
@@ -144,7 +150,7 @@ def run(folder: Path, test: Test, **options: Any) -> None:  # noqa: ANN401  # as
         async with standing(folder, **options) as stand:
             await test(stand)
 
-    asyncio.run(main())
+    run_aside(main)
 
 
 def test_a_batch_is_stored_once_and_acknowledged_with_what_comes_next(tmp_path: Path) -> None:
@@ -218,6 +224,7 @@ def test_a_resend_shares_a_failure_too(tmp_path: Path) -> None:
         HeldWal.gate.clear()
         stand.disk.short = 10
         tries = [asyncio.create_task(stand.refused(ops(0))) for _ in range(2)]
+        await stand.until_in_line()
         await asyncio.sleep(0.01)
         HeldWal.gate.set()
         assert await asyncio.gather(*tries) == [Problem.DISK_FULL, Problem.DISK_FULL]
@@ -233,7 +240,7 @@ def test_a_client_that_goes_away_does_not_undo_its_batch(tmp_path: Path) -> None
     async def test(stand: Stand) -> None:
         HeldWal.gate.clear()
         task = asyncio.create_task(stand.put(ops(0)))
-        await asyncio.sleep(0.01)
+        await stand.until_in_line()
         task.cancel()
         HeldWal.gate.set()
         assert (await stand.put(ops(0))).status == "duplicate"

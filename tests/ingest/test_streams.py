@@ -57,9 +57,21 @@ def test_streams_that_are_not_used_are_forgotten() -> None:
 
 
 def test_the_digests_that_came_last_are_remembered() -> None:
-    """Memory is bounded."""
+    """Memory is bounded by their number."""
     digests = Digests(capacity=2)
     for number in range(3):
         digests.put((STREAM, 0, number), f"{number:064x}")
     assert digests.get((STREAM, 0, 0)) is None
     assert digests.get((STREAM, 0, 2)) == f"{2:064x}"
+
+
+def test_digests_are_remembered_for_minutes_only() -> None:
+    """A server with little to do does not grow for hours: each goes after twice the time."""
+    now_s = 0.0
+    digests = Digests(capacity=1000, keep_s=300.0, monotonic=lambda: now_s)
+    for number in range(20):
+        digests.put((STREAM, 0, number), f"{number:064x}")
+        now_s += 60.0
+    known = [number for number in range(20) if digests.get((STREAM, 0, number)) is not None]
+    assert known == list(range(known[0], 20))
+    assert 5 <= len(known) <= 10

@@ -9,34 +9,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import random
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
 import uvloop
 
-from smon.wire import TYPE_ARROW, Batch, BatchKind
-from smon.wire.arrow import SCHEMA, encoded, ipc_body
-
-#: As one node of eight GPUs makes of two steps of a job as in the public traces.
-EVENTS: Final = 1584
-
-#: Bodies of one stream that differ; then they come again, with another number.
-_BODIES: Final = 16
-
-_OPS: Final = ("forward-compute", "backward-compute", "forward-send", "forward-recv", "gc")
+from tests.load.agents import (
+    EVENTS,
+    Sender,
+    Timing,
+    all_times,
+    connect,
+    hello,
+    quantile,
+    requests_of,
+    stop,
+)
+from tests.load.samples import cpu_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,147 +68,15 @@ class Load:
     stored_events: int
 
 
-def ops(rng: np.random.Generator, dp: int, step: int, now_ns: int) -> pa.RecordBatch:
-    """A batch of one worker of stage 0, as plausible as needs be."""
-    rows = EVENTS
-    columns = {
-        "step": np.repeat(np.arange(step, step + 2), rows // 2),
-        "dp": np.full(rows, dp, np.int32),
-        "stage": np.zeros(rows, np.int32),
-        "rank": np.full(rows, dp, np.int32),
-        "start_ns": now_ns + np.cumsum(rng.integers(50_000, 900_000, rows)),
-        "duration_ns": rng.integers(20_000, 900_000, rows),
-        "seq": np.tile(np.arange(rows // 2, dtype=np.int32), 2),
-        "chunk": np.full(rows, -1, np.int16),
-        "global_chunk": np.full(rows, -1, np.int16),
-        "microbatch": (np.arange(rows) % 16).astype(np.int32),
-    }
-    codes = pa.array(rng.integers(0, len(_OPS), rows).astype(np.int8))
-    labels = pa.DictionaryArray.from_arrays(codes, pa.array(list(_OPS)))
-    arrays = [labels if name == "optype" else pa.array(columns[name]) for name in SCHEMA.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-class Sender(asyncio.Protocol):
-    """One agent: one stream, one connection, one request at a time."""
-
-    def __init__(self, stream_id: str, requests: list[tuple[bytes, bytes]], pause_s: float) -> None:
-        self.times: list[float] = []
-        self.refused = 0
-        self._stream_id = stream_id
-        self._requests = requests
-        self._pause_s = pause_s
-        self._seq = 0
-        self._buffer = b""
-        self._sent = self._next = 0.0
-        self._stopped = False
-        self.done = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, at a random moment of the pause."""
-        self._transport: Any = transport
-        loop = asyncio.get_running_loop()
-        self._next = loop.time() + random.random() * self._pause_s  # noqa: S311  # no secret
-        loop.call_at(self._next, self._send)
-
-    def _send(self) -> None:
-        if self._stopped:
-            self.done.set_result(None)
-            return
-        head, rest = self._requests[self._seq % len(self._requests)]
-        self._sent = time.perf_counter()
-        self._transport.write(head % (self._stream_id.encode(), self._seq) + rest)
-
-    def data_received(self, data: bytes) -> None:
-        """Answer complete: note it, and go on."""
-        self._buffer += data
-        end = self._buffer.find(b"}")
-        if end < 0:
-            return
-        self.times.append(time.perf_counter() - self._sent)
-        if not self._buffer.startswith(b"HTTP/1.1 200"):
-            self.refused += 1
-        self._buffer = b""
-        self._seq += 1
-        self._next += self._pause_s
-        loop = asyncio.get_running_loop()
-        if self._pause_s and self._next > loop.time():
-            loop.call_at(self._next, self._send)
-        else:
-            self._send()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The server is gone."""
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def stop(self) -> None:
-        """Send no more."""
-        self._stopped = True
-
-
-def _requests(dp: int) -> list[tuple[bytes, bytes]]:
-    """(head with places for stream and number, rest) of the requests of one stream."""
-    rng = np.random.default_rng(dp)
-    made = []
-    for number in range(_BODIES):
-        body = encoded(ipc_body(ops(rng, dp, 2 * number, time.time_ns())))
-        batch = Batch(0, BatchKind.OPS, TYPE_ARROW, "zstd", EVENTS, body, steps_done=2 * number)
-        headers = "".join(
-            f"{name}: {value}\r\n" for name, value in batch.headers(clock=(1000, 500)).items()
-        )
-        head = b"PUT /api/v1/ingest/%s/0/%d HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-        made.append((head, headers.encode() + b"\r\n" + body))
-    return made
-
-
-def _hello(url: str, count: int) -> list[str]:
-    streams = [
-        {
-            "key": f"load-{dp}",
-            "job": "load",
-            "attempt": 1,
-            "layout": {"dp": count, "pp": 1},
-            "mode": "live",
-            "time": "unix",
-            "window_steps": None,
-            "host": f"host-{dp}",
-            "source": "load",
-            "ranks": [dp],
-            "epoch": 0,
-            "notes": [],
-        }
-        for dp in range(count)
-    ]
-    agent = {"version": "0", "host": "load", "pid": os.getpid()}
-    document = {"protocol": 1, "agent": agent, "streams": streams}
-    request = urllib.request.Request(  # noqa: S310  # our own server
-        f"{url}/api/v1/agents/hello",
-        json.dumps(document).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as response:  # noqa: S310  # our own server
-        return [stream["stream_id"] for stream in json.load(response)["streams"]]
-
-
 async def generate(port: int, connections: int, seconds: float, rate: float) -> list[Sender]:
     """Send for so long; the senders with what they measured."""
-    ids = await asyncio.to_thread(_hello, f"http://127.0.0.1:{port}", connections)
-    pause_s = connections / rate if rate else 0.0
-    loop = asyncio.get_running_loop()
-    senders = [Sender(each, _requests(dp), pause_s) for dp, each in enumerate(ids)]
-    for sender in senders:
-        await loop.create_connection(lambda made=sender: made, "127.0.0.1", port)  # type: ignore[misc]  # mypy does not infer lambdas with defaults
+    ids = await asyncio.to_thread(hello, f"http://127.0.0.1:{port}", connections)
+    timing = Timing(pause_s=connections / rate if rate else 0.0)
+    senders = [Sender(each, requests_of(dp), timing) for dp, each in enumerate(ids)]
+    await connect(port, senders)
     await asyncio.sleep(seconds)
-    for sender in senders:
-        sender.stop()
-    await asyncio.wait([sender.done for sender in senders], timeout=10)
+    await stop(senders)
     return senders
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -232,11 +96,11 @@ def measure(
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             port = int((server.stdout.readline() if server.stdout else "").strip())
-            before = _cpu_s(server.pid), resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+            before = cpu_s(server.pid), resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 senders = runner.run(generate(port, connections, seconds, rate))
             took = time.monotonic() - before[2]
-            server_cpu = _cpu_s(server.pid) - before[0]
+            server_cpu = cpu_s(server.pid) - before[0]
             usage = resource.getrusage(resource.RUSAGE_SELF)
         finally:
             server.send_signal(signal.SIGTERM)
@@ -244,22 +108,21 @@ def measure(
         mine = sum(
             getattr(usage, name) - getattr(before[1], name) for name in ("ru_utime", "ru_stime")
         )
-    times = np.sort(np.concatenate([sender.times for sender in senders]))
-    refused = sum(sender.refused for sender in senders)
+    times, refused = all_times(senders), sum(sender.refused for sender in senders)
     return Load(
         seconds=seconds,
         connections=connections,
         rate=rate,
-        requests=len(times),
+        requests=len(times) + refused,
         refused=refused,
-        requests_per_s=round((len(times) - refused) / seconds, 1),
-        events_per_s=round((len(times) - refused) * EVENTS / seconds),
-        p50_s=round(float(np.quantile(times, 0.5)), 5),
-        p99_s=round(float(np.quantile(times, 0.99)), 5),
-        max_s=round(float(times[-1]), 5),
+        requests_per_s=round(len(times) / seconds, 1),
+        events_per_s=round(len(times) * EVENTS / seconds),
+        p50_s=quantile(times, 0.5),
+        p99_s=quantile(times, 0.99),
+        max_s=quantile(times, 1.0),
         server_cpu=round(server_cpu / took, 2),
         generator_cpu=round(mine / took, 2),
-        server_cpu_ms=round(1000 * server_cpu / len(times), 3),
+        server_cpu_ms=round(1000 * server_cpu / max(len(times) + refused, 1), 3),
         stored_events=int(text.split()[-1]) if text.split() else -1,
     )
 

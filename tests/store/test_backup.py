@@ -14,7 +14,7 @@ from smon.store.backup import create
 from smon.store.database import Database
 from smon.store.events import read_ops
 from smon.store.housekeeping import backup_runs
-from smon.store.manifest import kept_tables, read_manifest, verify
+from smon.store.manifest import kept_tables, read_manifest, sealed, verify
 from smon.store.models import EventFile, Node, Result, Stream, Window
 from smon.store.objects import Objects
 from smon.store.restore import restore
@@ -234,11 +234,11 @@ def point_outside(folder: Path) -> None:
 
 
 def change_manifest(folder: Path, change: Any) -> None:  # noqa: ANN401  # a function
-    """Write the manifest anew."""
+    """Write the manifest anew, with a checksum that fits."""
     path = folder / "manifest.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     change(document)
-    path.write_text(json.dumps(document), encoding="utf-8")
+    path.write_text(json.dumps(sealed(document)), encoding="utf-8")
 
 
 @pytest.fixture
@@ -293,6 +293,18 @@ def test_a_manifest_that_makes_no_sense_is_refused(backup: Path, change: Any) ->
     change_manifest(backup, change)
     with pytest.raises(ConfigError):
         restore_new(backup)
+
+
+@pytest.mark.parametrize("key", ["created_ns", "version", "missing", "sha256"])
+def test_a_manifest_that_was_changed_is_refused(backup: Path, key: str) -> None:
+    """What it says of itself is covered by a checksum too."""
+    path = backup / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document[key] = 7
+    path.write_text(json.dumps(document), encoding="utf-8")
+    for attempt in (verify, restore_new):
+        with pytest.raises(ConfigError, match="has changed"):
+            attempt(backup)
 
 
 def test_an_incomplete_backup_is_none(backup: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,42 @@ def test_a_file_is_written_read_listed_moved_and_removed(any_root: str) -> None:
     assert objects.delete("other/c.bin")
     assert not objects.delete("other/c.bin")
     assert list(objects.list("no-such-folder")) == []
+
+
+def test_folders_that_become_empty_go(tmp_path: Path) -> None:
+    """Each job and day has its own: with retention they would become many. The outermost stay."""
+    objects = Objects(str(tmp_path))
+    for name in ("a/job=1/day=1/x", "a/job=1/day=2/x", "a/job=2/day=1/x"):
+        objects.put(name, b"1")
+    objects.delete("a/job=1/day=1/x")
+    assert sorted(path.name for path in (tmp_path / "a").glob("*/*")) == ["day=1", "day=2"]
+    objects.move("a/job=1/day=2/x", "b/x")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["job=2"]
+    objects.delete("a/job=2/day=1/x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    objects.put("a/job=2/day=1/x", b"2")
+    assert objects.get("a/job=2/day=1/x") == b"2"
+
+
+def test_a_folder_that_goes_while_a_file_is_written_is_made_anew(tmp_path: Path) -> None:
+    """One process removes what is empty, another writes there: thousands of times, no failure."""
+    writer, remover = Objects(str(tmp_path)), Objects(str(tmp_path))
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            remover.put("a/b/c/other", b"1")
+            remover.delete("a/b/c/other")
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for number in range(300):
+            writer.put("a/b/c/mine", bytes([number % 256]))
+            writer.delete("a/b/c/mine")
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_a_file_is_written_piece_by_piece(any_root: str) -> None:

@@ -73,9 +73,8 @@ def test_processes_that_start_at_once_migrate_once(empty_url: str) -> None:
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    for process in running:
-        out, err = process.communicate()
-        assert out.strip() == b"True", err.decode()
+    said = [process.communicate() for process in running]
+    assert [out.strip() for out, _ in said] == [b"True", b"True"], [e.decode() for _, e in said]
     found = Database(empty_url)
     assert schema.differences(found) == []
     found.close()

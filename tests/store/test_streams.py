@@ -10,11 +10,13 @@ from smon.store import streams
 from smon.store.database import Database
 from smon.store.models import Attempt, ClockSample, Job, Mode, Stream, TimeBase
 from smon.store.streams import (
+    LOST,
     KeyConflictError,
     LayoutConflictError,
     StaleEpochError,
     add_clock_samples,
     count_open,
+    end_lost,
     find,
     heartbeat,
 )
@@ -82,6 +84,33 @@ def test_another_layout_for_the_same_attempt_is_a_conflict(
     with pytest.raises(LayoutConflictError, match="dp2-pp2"):
         open_stream(database, tenant, request("k1", **change))
     assert len(all_rows(database, Stream)) == 1
+
+
+def flat(key: str, ranks: int) -> streams.StreamRequest:
+    """A stream of files whose agent knows how many ranks there are, or (1) not even that."""
+    return request(key, source="files", layout=Layout(dp=ranks, pp=1), ranks=())
+
+
+def test_a_stream_of_files_contradicts_no_layout(database: Database) -> None:
+    """Its agent did not know better: the layout stays what others have said."""
+    tenant = add_tenant(database)
+    open_stream(database, tenant)
+    for number, ranks in enumerate((1, 64)):
+        found = open_stream(database, tenant, flat(f"files-{number}", ranks))
+        assert found.layout == LAYOUT
+
+
+def test_who_knows_more_than_files_decides_about_the_layout(database: Database) -> None:
+    """First nothing, then the number of ranks, then all; and no way back."""
+    tenant = add_tenant(database)
+    layouts = [
+        open_stream(database, tenant, asked).layout
+        for asked in (flat("a", 1), flat("b", 4), flat("c", 1), request("d"), flat("e", 8))
+    ]
+    four = Layout(dp=4, pp=1)
+    assert layouts == [Layout(dp=1, pp=1), four, four, LAYOUT, LAYOUT]
+    with pytest.raises(LayoutConflictError):
+        open_stream(database, tenant, request("f", layout=Layout(dp=8, pp=1)))
 
 
 def test_a_key_belongs_to_one_attempt(database: Database) -> None:
@@ -243,3 +272,52 @@ def test_hosts_that_say_hello_at_once_get_one_attempt(database: Database) -> Non
     assert len(found) == 6
     assert len({stream.id for stream in found}) == 3
     assert len({stream.attempt_id for stream in found}) == 1
+
+
+# --- jobs of which nothing is heard -----------------------------------------------------------
+
+SECOND = 10**9
+
+
+def lost(database: Database, now: int, silent_s: int = 100) -> int:
+    """How many attempts end for silence."""
+    with database.write() as session:
+        return len(end_lost(session, now - silent_s * SECOND, now))
+
+
+def test_a_live_attempt_of_which_nothing_is_heard_is_over(database: Database) -> None:
+    """Neither data nor heartbeat for so long, not less; it is ended once."""
+    tenant = add_tenant(database)
+    open_stream(database, tenant)
+    assert lost(database, NOW + 100 * SECOND) == 0
+    assert lost(database, NOW + 101 * SECOND) == 1
+    assert lost(database, NOW + 102 * SECOND) == 0
+    attempt = only(database, Attempt)
+    assert (attempt["ended_ns"], attempt["end_reason"]) == (NOW + 101 * SECOND, LOST)
+
+
+def test_one_agent_that_lives_keeps_an_attempt_going(database: Database) -> None:
+    """A job that hangs sends nothing, but its agents are there."""
+    tenant = add_tenant(database)
+    open_stream(database, tenant)
+    other = open_stream(database, tenant, request("k1", ranks=(2, 3)))
+    with database.write() as session:
+        heartbeat(session, tenant, other.id, {}, None, NOW + 90 * SECOND)
+    assert lost(database, NOW + 150 * SECOND) == 0
+    assert lost(database, NOW + 191 * SECOND) == 1
+
+
+def test_recorded_attempts_wait_for_their_files(database: Database) -> None:
+    """Nobody has a heartbeat there, and an upload may take its time."""
+    open_stream(database, add_tenant(database), request(mode=Mode.RECORDED))
+    assert lost(database, NOW + 10_000 * SECOND) == 0
+
+
+def test_an_attempt_that_was_lost_goes_on_when_data_come(database: Database) -> None:
+    """The network of a site was away, not the job; without a new registration."""
+    stream = open_stream(database, add_tenant(database))
+    assert lost(database, NOW + 200 * SECOND) == 1
+    store(database, [note(stream, 0)], now=NOW + 300 * SECOND)
+    attempt = only(database, Attempt)
+    assert (attempt["ended_ns"], attempt["end_reason"]) == (None, None)
+    assert lost(database, NOW + 390 * SECOND) == 0

@@ -51,7 +51,7 @@ class ServerProcess:
         self.role = role
         self.port, self.ops_port = free_port(), free_port()
         self.module = module
-        self.settings = {"data_dir": folder / "data", "poll_interval_s": 0.05, **settings}
+        self.settings = {"data_dir": folder / "data", **settings}
         self.log = folder / f"server-{self.port}.log"
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
 from smon.analysis import analyze
 from smon.ops import OpType
 from smon.synth.scenario import Scenario, generate
-from smon.trace.grid import Grid, make_grid
+from smon.trace.grid import Grid, joined, make_grid
 from smon.trace.table import OpTable, concat
 from tests.builders import REAL_NOISE, Op, changed, rows_where, table_of, without
 
@@ -128,6 +130,46 @@ def test_sequence_numbers_may_have_gaps() -> None:
     grid = make_grid(without(made.table, lost))
     assert grid.out_of_range == 0
     assert np.count_nonzero(grid.row < 0) == 30
+
+
+# --- grids put together -------------------------------------------------------------------------
+
+
+def _by_step(table: OpTable) -> list[OpTable]:
+    return [table.between(step, step) for step in np.unique(table.step).tolist()]
+
+
+@pytest.mark.parametrize("step_relative", [False, True])
+def test_grids_of_steps_put_together_are_the_grid_of_all(*, step_relative: bool) -> None:
+    """Field by field, also with lost rows, repeated ones, and ranks in any order."""
+    made = generate(
+        Scenario(dp=3, pp=2, steps=4, noise=REAL_NOISE, step_relative=step_relative)
+    ).table
+    rng = np.random.default_rng(6)
+    lost = (rng.random(len(made)) < 0.05) & rows_where(made, OpType.FORWARD_COMPUTE)
+    lost &= (made.seq > 0) & (made.seq < made.seq.max())
+    steps = [step.take(rng.permutation(len(step))) for step in _by_step(without(made, lost))]
+    steps[2] = concat([steps[2], steps[2].take(np.arange(3))])
+    table = concat(steps)
+    whole, found = make_grid(table), joined([make_grid(step) for step in steps], table)
+    assert found is not None
+    assert whole.duplicates == 3
+    for field in fields(Grid):
+        if field.name != "table":
+            np.testing.assert_array_equal(
+                getattr(found, field.name), getattr(whole, field.name), field.name
+            )
+
+
+def test_grids_of_steps_that_differ_are_not_put_together() -> None:
+    """Another number of microbatches, or a sequence number that is garbage."""
+    made = generate(Scenario(dp=2, pp=2, steps=2, step_microbatches={1: 5})).table
+    assert joined([make_grid(step) for step in _by_step(made)], made) is None
+    made = generate(Scenario(dp=2, pp=2, steps=2)).table
+    seq = made.seq.copy()
+    seq[0] = 10_000
+    damaged = changed(made, seq=seq)
+    assert joined([make_grid(step) for step in _by_step(damaged)], damaged) is None
 
 
 def test_an_empty_table_has_no_lanes_and_no_slots() -> None:

@@ -22,6 +22,7 @@ from smon.errors import (
     UnknownFormatError,
 )
 from smon.topology import Layout, parse_layout
+from smon.trace.formats import BY_NAME
 from smon.trace.load import load
 
 META = "trial_name: job-x\ndp_size: 2\npp_size: 2\n"
@@ -57,8 +58,10 @@ def test_a_folder_is_searched_for_traces(traces: Path) -> None:
     loaded = load([traces / "torch-gloo-2pp2dp" / "healthy"])
     assert len(loaded.table) == 368
     assert loaded.job.job_id == "healthy"
-    assert [note.split(": ")[1] for note in loaded.notes] == ["files of unknown format left out"]
-    assert "and 9 more" in loaded.notes[0]
+    unknown, kernels, dumps = loaded.notes
+    assert "files of unknown format left out" in unknown
+    assert kernels == "left out: 4 files of kernels and collectives, beside ops"
+    assert dumps == "left out: 4 files of dumps of Flight Recorder, beside ops"
 
 
 def test_a_folder_of_several_jobs_is_refused(traces: Path) -> None:
@@ -308,8 +311,9 @@ def test_formats_that_are_forced(
     """A name must be known, and the file must be what it is said to be."""
     lines = write_lines(records)
     assert len(load([lines], format_name="ndtimeline").table) == 32
-    says = _refused(ConfigError, lines, format_name="nsys")
-    assert says == "unknown format 'nsys': expected one of ndtimeline, parquet"
+    says = _refused(ConfigError, lines, format_name="pickle")
+    known = ", ".join(sorted(BY_NAME))
+    assert says == f"unknown format 'pickle': expected one of {known}"
     says = _refused(UnknownFormatError, lines, format_name="parquet")
     assert "not parquet (looked for" in says
     assert "not ndtimeline" in _refused(UnknownFormatError, trace, format_name="ndtimeline")

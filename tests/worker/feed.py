@@ -32,10 +32,16 @@ START_NS = 1_800_000_000 * S
 
 
 class Clock:
-    """Unix time that the test sets."""
+    """Unix time that the test sets.
+
+    Attributes
+    ----------
+    set_by_s
+        What of it is no time that has passed.
+    """
 
     def __init__(self, now: int = START_NS) -> None:
-        self.now = now
+        self.now, self.set_by_s = now, 0.0
 
     def __call__(self) -> int:
         """Unix time, ns."""
@@ -45,6 +51,11 @@ class Clock:
         """Let time pass."""
         self.now += int(seconds * S)
         return self.now
+
+    def set(self, seconds: float) -> None:
+        """Set it: no time passes."""
+        self.set_by_s += seconds
+        self.go_on(seconds)
 
 
 @dataclass(slots=True, eq=False)
@@ -174,7 +185,14 @@ class Store:
     def worker(self, name: str = "worker", **settings: Any) -> Worker:  # noqa: ANN401  # of Settings
         """A worker on this store."""
         chosen = replace(self.settings, **settings)
-        return Worker(chosen, self.database, self.objects, name=name, clock=self.clock)
+        return Worker(
+            chosen,
+            self.database,
+            self.objects,
+            name=name,
+            clock=self.clock,
+            monotonic=lambda: self.clock() / 1e9 - self.clock.set_by_s,
+        )
 
     def all(self, model: type[Base]) -> list[Any]:
         """All rows of a table."""

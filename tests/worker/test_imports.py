@@ -11,13 +11,17 @@ from sqlalchemy import select
 from smon.analysis import Options, analyze_prepared
 from smon.errors import FencedError
 from smon.prepare import prepare
+from smon.report import ReportOptions
+from smon.reports import report_without_ops
 from smon.store import work
 from smon.store.models import (
     Attempt,
     EventFile,
+    Finding,
     Import,
     Job,
     Result,
+    StepResult,
     Stream,
     Window,
     WindowState,
@@ -31,6 +35,7 @@ from smon.trace.context import context_beside
 from smon.trace.load import load
 from smon.worker.housekeeping import remove_uploads
 from smon.worker.imports import FILE_ROWS, pieces, run_import, safe_name
+from tests.kineto_files import Ddp, write_ddp
 from tests.worker.feed import Store, plain
 
 
@@ -118,6 +123,97 @@ def test_an_import_becomes_a_job_with_a_report(both: Store, tmp_path: Path) -> N
     (stream,) = both.all(Stream)
     assert (stream.ended, stream.source, stream.key) == (True, "import", f"import/{import_id}")
     assert both.attempt().ended_ns is not None
+
+
+def analysed(paths: list[Path]) -> dict[str, Any]:
+    """The report of ``smon analyze`` for files without ops."""
+    trace = load(paths)
+    found = report_without_ops(trace, ReportOptions(trace.notes))
+    assert found is not None
+    return dict(json.loads(found.to_json()))
+
+
+def imported(store: Store, paths: list[Path]) -> dict[str, Any]:
+    """The report of an import of these files."""
+    import_id = upload(store, {path.name: path.read_bytes() for path in paths}, job="mine")
+    store.worker().drain()
+    row = state_of(store, import_id)
+    assert (row.state, row.error, row.progress, row.phase) == ("done", None, 1.0, None)
+    window = store.window()
+    assert (row.window_id, window.kind, window.state) == (window.id, "capture", "done")
+    found = json.loads(report(store))
+    assert found["job"]["job_id"] == "mine"
+    assert list(store.objects.list("imports")) == []
+    assert store.all(EventFile) == []
+    return dict(found)
+
+
+def test_collectives_are_imported_with_the_report_of_the_command(
+    both: Store, tmp_path: Path
+) -> None:
+    """No op is stored; steps and findings are, and the finding is over with its trace."""
+    paths = write_ddp(tmp_path / "trace", Ddp(steps=24, extra_backward=(1, 40.0)))
+    found = imported(both, paths)
+    expected = analysed([tmp_path / "trace"])
+    assert {**found, "job": None} == {**expected, "job": None}
+    (one,) = both.all(Finding)
+    assert (one.rank, one.state, one.cleared_step, one.source) == (
+        1,
+        "cleared",
+        None,
+        "rank-events",
+    )
+    steps = both.all(StepResult)
+    assert len(steps) == Ddp(steps=24).steps
+    assert all(step.start_ns is not None for step in steps)
+    assert both.attempt().ended_ns is not None
+
+
+def test_dumps_are_imported(store: Store, traces: Path) -> None:
+    """The ranks that never arrived are in the table of findings; there are no steps."""
+    folder = traces / "nvrx-flight-recorder" / "gpu_error_1st"
+    found = imported(store, sorted(folder.glob("_dump_*")))
+    assert (found["verdict"], found["job"]["layout"]["pp"]) == ("hang", 4)
+    assert {(one.rank, one.severity) for one in store.all(Finding)} == {
+        (12, "critical"),
+        (14, "critical"),
+    }
+    assert (store.all(StepResult), store.window().first_step) == ([], -1)
+
+
+def test_step_times_are_imported(store: Store, traces: Path) -> None:
+    """Bursts are findings of the whole job; values are in the report alone."""
+    (path,) = (traces / "megatron-step-times").glob("deepseekv3*golden_values*.json*")
+    found = imported(store, [path])
+    assert found["series"]["bursts"]
+    assert {one.cause for one in store.all(Finding)} == {"job_wide"}
+    assert store.all(StepResult) == []
+
+
+def test_the_folder_in_which_files_were_read_is_nobodys_business(
+    store: Store, traces: Path
+) -> None:
+    """Notes name the files that were left out, and no path of the server."""
+    folder = traces / "nvrx-flight-recorder" / "lock_gil_2nd"
+    found = imported(store, [*folder.glob("_dump_*"), *folder.glob("*.log")])
+    assert any(
+        note.startswith("the upload: files of unknown") for note in found["quality"]["notes"]
+    )
+    assert str(store.settings.data_dir) not in json.dumps(found)
+
+
+def test_collectives_that_say_nothing_fail_the_import(store: Store, tmp_path: Path) -> None:
+    """As the command does, and nothing of a job is left."""
+    (path, *_) = write_ddp(tmp_path / "trace", Ddp(steps=2))
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    document["traceEvents"] = document["traceEvents"][:3]
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    import_id = upload(store, {path.name: path.read_bytes()})
+    store.worker().drain()
+    row = state_of(store, import_id)
+    assert row.state == "failed"
+    assert row.error
+    assert (store.all(Job), store.all(Window)) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["AR", "ST"])

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select, update
 
@@ -28,7 +30,9 @@ from smon.synth.scenario import Scenario, generate
 from smon.synth.timing import Noise
 from smon.topology import Layout
 from smon.trace.table import OpTable
+from smon.worker.live import FORGET_S, PLAN_STEPS, Live
 from smon.worker.loop import Worker
+from smon.worker.material import starts_of
 from smon.worker.trailing import MIN_STEPS, Trailing, most_steps
 from tests.worker.feed import Store, of_steps, one_after_another, renumbered
 
@@ -454,7 +458,60 @@ def test_memory_is_bounded_over_all_attempts(store: Store, healthy: OpTable) -> 
     assert {attempt.live_step for attempt in store.all(Attempt)} == {5}
 
 
+def test_jobs_that_are_over_are_forgotten(store: Store, healthy: OpTable) -> None:
+    """Also healthy ones, which nobody comes back to; a job that goes on is read again."""
+    worker = store.worker()
+    streams = [store.stream(LAYOUT, job=f"job-{n}") for n in range(3)]
+    for stream in streams:
+        store.send(stream, of_steps(healthy, 0, 3), steps_done=3)
+    follow(worker)
+    assert len(worker.live._followed) == 3
+    store.clock.go_on(FORGET_S + 1)
+    for step in (4, 5):
+        store.send(streams[0], of_steps(healthy, step), steps_done=step)
+        follow(worker)
+        store.clock.go_on(1)
+    assert list(worker.live._followed) == [streams[0].attempt_id]
+    (followed,) = worker.live._followed.values()
+    assert followed.trailing.numbers() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_step_starts_with_its_first_op_in_any_order_of_rows(healthy: OpTable) -> None:
+    """Rows of one step need not stand together."""
+    shuffled = healthy.take(np.random.default_rng(0).permutation(len(healthy)))
+    first = {step: int(of_steps(healthy, step).start_ns.min()) for step in range(12)}
+    assert starts_of(shuffled) == starts_of(healthy) == first
+
+
 def test_nothing_kept_is_an_empty_table() -> None:
     """A follower that has just begun."""
     assert Trailing().numbers() == []
     assert Trailing().rows == 0
+
+
+# --- the cost of a step -----------------------------------------------------------------------
+
+
+def fixes_over_time(store: Store, table: OpTable, plan_ops: int) -> list[int]:
+    """How many steps in a row each set of fixes stayed, of twenty steps of a slow job."""
+    job = Running(store, table, live_steps=6)
+    job.worker.live = Live(job.worker.service, job.worker.leases, plan_ops=plan_ops)
+    seen = []
+    for step in range(20):
+        job.run([step])
+        seen.append(job.report()["fixes"])
+    return [len(list(same)) for fixes, same in itertools.groupby(seen) if fixes]
+
+
+def test_of_a_large_job_fixes_are_worked_out_now_and_then(store: Store, slow: OpTable) -> None:
+    """Above the limit they stay while the findings do, but never longer than eight steps."""
+    table = spell(slow, slow, 0, 20, 20)
+    stayed = fixes_over_time(store, table, plan_ops=0)
+    assert max(stayed) == PLAN_STEPS
+
+
+def test_of_other_jobs_fixes_are_worked_out_at_each_step(store: Store, slow: OpTable) -> None:
+    """Below the limit no step shows the fixes of another."""
+    stayed = fixes_over_time(store, spell(slow, slow, 0, 20, 20), plan_ops=10**6)
+    assert set(stayed) == {1}
+    assert len(stayed) > 10

@@ -28,6 +28,7 @@ from smon.store.database import Database
 from smon.store.models import Mode, Node, Result, Task, Window, WindowState, WorkState
 from smon.store.objects import Objects
 from smon.synth.scenario import Scenario, generate
+from smon.topology import Layout
 from smon.trace.table import OpTable
 from smon.worker.housekeeping import remove_strays
 from smon.worker.leases import Leases
@@ -87,6 +88,18 @@ def test_a_worker_says_that_it_is_alive(store: Store) -> None:
     (row,) = store.all(Node)
     assert (row.id, row.role, row.seen_ns) == ("w1", "worker", store.clock())
     assert row.seen_ns > row.started_ns
+
+
+def test_a_live_job_whose_hosts_have_gone_is_over(store: Store) -> None:
+    """With the next round of housekeeping after half an hour of silence."""
+    store.stream(Layout(dp=2, pp=2))
+    worker = store.worker()
+    store.clock.go_on(1790)
+    worker.tick()
+    assert store.attempt().ended_ns is None
+    store.clock.go_on(31)
+    worker.tick()
+    assert store.attempt().ended_ns == store.clock()
 
 
 def test_what_is_done_is_counted(store: Store, table: OpTable) -> None:
@@ -323,7 +336,8 @@ def test_two_workers_analyse_every_window_once_though_one_is_killed(
             query = select(func.count()).where(
                 Window.owner == name, Window.state == WindowState.CLAIMED
             )
-            return bool(session.scalar(query))
+            # A worker says who it is beside its first window, not before it.
+            return bool(session.scalar(query)) and session.get(Node, name) is not None
 
     def done() -> bool:
         with both.database.read() as session:

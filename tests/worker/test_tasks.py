@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import update
 
-from smon.errors import ConfigError, FencedError
+from smon.errors import FencedError
 from smon.store import work
 from smon.store.models import EventFile, Mode, Task, Window, WorkState
 from smon.synth.scenario import Scenario, Synthetic, generate
-from smon.worker.tasks import run_task, timeline_options
+from smon.worker.tasks import run_task
 from tests.worker.feed import Store, plain
 
 
@@ -67,6 +67,15 @@ def drawn(store: Store, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401
     return events
 
 
+def marked(store: Store, **options: Any) -> dict[str, Any]:  # noqa: ANN401  # JSON
+    """The document of a step."""
+    row = done(store, task="marks", **options)
+    assert (row.state, row.error) == ("done", None)
+    assert row.path is not None
+    document: dict[str, Any] = json.loads(gzip.decompress(store.objects.get(row.path)))
+    return document
+
+
 def ops(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without names of processes and threads."""
     return [event for event in events if event["ph"] == "X"]
@@ -105,6 +114,39 @@ def test_a_timeline_can_be_of_some_workers(store: Store, window: str, made: Synt
     } == threads
 
 
+def test_a_timeline_can_be_of_some_steps(store: Store, window: str, made: Synthetic) -> None:
+    """The others are not in it; the file says which it has, and time begins with the first."""
+    row = done(store, window_id=window, kind="actual", steps=[1, 2])
+    assert row.path is not None
+    document = json.loads(gzip.decompress(store.objects.get(row.path)))
+    events = ops(document["traceEvents"])
+    assert {event["args"]["step"] for event in events} == {1, 2}
+    mask = shown(made) & np.isin(made.table.step, [1, 2])
+    assert len(events) == int(mask.sum())
+    assert min(event["ts"] for event in events) == 0.0
+    assert document["otherData"]["steps"] == "1-2"
+    assert "bounded" not in document["otherData"]
+
+
+def test_marks_have_every_op_of_their_workers(store: Store, window: str, made: Synthetic) -> None:
+    """As recorded to the ns, and once more as ideal."""
+    document = marked(store, window_id=window, step=2, workers=[[1, 1], [0, 0]])
+    table = made.table.take(shown(made) & (made.table.step == 2))
+    origin = int(table.start_ns.min())
+    marks = {name: np.array(column) for name, column in document["marks"].items()}
+    for row, (dp, stage) in enumerate([(1, 1), (0, 0)]):
+        mine = table.take((table.dp == dp) & (table.stage == stage))
+        actual = (marks["row"] == row) & (marks["kind"] == 0)
+        assert sorted(marks["start_ns"][actual]) == sorted((mine.start_ns - origin).tolist())
+        lengths = (marks["end_ns"] - marks["start_ns"])[actual]
+        assert sorted(lengths) == sorted(mine.duration_ns.tolist())
+        assert int(((marks["row"] == row) & (marks["kind"] == 1)).sum()) == len(mine)
+    assert [(row["dp"], row["stage"], row["rank"]) for row in document["rows"]] == [
+        (1, 1, made.job.layout.rank(1, 1)),
+        (0, 0, 0),
+    ]
+
+
 def test_workers_that_do_not_exist_give_an_empty_timeline(store: Store, window: str) -> None:
     """A valid file all the same."""
     assert drawn(store, window_id=window, kind="actual", dp=[99], stage=[]) == []
@@ -113,9 +155,15 @@ def test_workers_that_do_not_exist_give_an_empty_timeline(store: Store, window: 
 @pytest.mark.parametrize(
     "options, sign",
     [
-        ({"task": "dance"}, "kind timeline"),
+        ({"task": "dance"}, "kind timeline, marks"),
         ({"kind": "past"}, "actual, ideal or both"),
         ({"kind": "actual", "dp": ["a"]}, "numbers"),
+        ({"kind": "actual", "steps": [3, 2]}, "first and the last step"),
+        ({"kind": "actual", "steps": [40, 50]}, "found 40 to 50"),
+        ({"task": "marks"}, "number of a step"),
+        ({"task": "marks", "step": 1, "workers": [[1]]}, "DP rank and a stage"),
+        ({"task": "marks", "step": 1, "workers": [[3, 0]]}, "workers of layout dp3-pp2"),
+        ({"task": "marks", "step": 40, "workers": [[0, 0]]}, "no ops of step 40"),
     ],
 )
 def test_a_task_that_makes_no_sense_fails(
@@ -167,16 +215,3 @@ def test_a_worker_that_lost_its_lease_leaves_no_timeline(store: Store, window: s
         run_task(service, first, lambda *_: None)
     (row,) = store.all(Task)
     assert [file.path for file in store.objects.list("tasks")] == [row.path]
-    assert list((store.settings.data_dir / "work").iterdir()) == []
-
-
-def test_options_of_a_timeline() -> None:
-    """Numbers may stand alone."""
-    options = timeline_options({"window_id": "w", "kind": "ideal", "dp": 3, "stage": None})
-    assert (options.kinds, options.dp, options.stage) == (
-        frozenset({"ideal"}),
-        frozenset({3}),
-        frozenset(),
-    )
-    with pytest.raises(ConfigError):
-        timeline_options({"kind": "ideal"})

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select, update
 
 from smon import __version__
-from smon.analysis import Options, analyze, analyze_prepared, study
+from smon.analysis import Options, analyze, analyze_prepared, evenly, study
 from smon.errors import FencedError, StoreError
 from smon.prepare import prepare
 from smon.store import work
@@ -41,7 +41,7 @@ from smon.worker import windows
 from smon.worker.material import complete, notes_of_rows
 from smon.worker.matrix import compute_and_wait
 from smon.worker.service import category
-from smon.worker.windows import analyse_window, evenly
+from smon.worker.windows import analyse_window
 from tests.builders import synthetic_job
 from tests.worker.feed import Store, of_steps, renumbered
 

@@ -154,6 +154,14 @@ def test_a_fenced_worker_changes_nothing(
     assert (row.owner, row.fence, row.state) == ("other", second.fence, WindowState.CLAIMED)
 
 
+def test_a_lease_of_before_the_clock_was_set_back_has_run_out(both: Store) -> None:
+    """No lease can last for an hour: whoever has it is dead, or would have renewed it."""
+    windows(both, 1)
+    had(both, owner="dead")
+    both.clock.set(-3600.0)
+    assert claimed(both, owner="other") is not None
+
+
 def test_a_renewed_lease_lasts(both: Store) -> None:
     """From the moment of renewal."""
     windows(both, 1)

@@ -1,10 +1,10 @@
-"""Hosts that recur, the fleet in a few numbers, agents, and what this server is."""
+"""The fleet in a few numbers, agents, and what this server is."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import Path, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from smon import __version__
@@ -23,69 +23,22 @@ from smon.api.schemas.fleet import (
     AgentModel,
     CauseModel,
     FleetModel,
-    HostDetailModel,
-    HostModel,
+    PeriodModel,
     VersionModel,
     WasteBinModel,
 )
+from smon.api.schemas.hosts import HostModel
 from smon.report import SCHEMA
 from smon.store.queries.agents import AgentFilter, list_agents
-from smon.store.queries.fleet import FleetFilter, FleetSummary, dearest_jobs, fleet_summary
-from smon.store.queries.hosts import HostFilter, HostKind, get_host, list_hosts
+from smon.store.queries.fleet import FleetFilter, FleetReport, fleet_report
 from smon.wire import PROTOCOL
-from smon.wire.problems import Problem
 
 routes = router("fleet")
 
-_MAX_DAYS: Final = 3650
-_HOST_PATTERN: Final = r"^[A-Za-z0-9._:/@+-]{1,256}$"
+#: Longest period of the fleet and of hosts.
+MAX_DAYS: Final = 3650
 
-Days = Annotated[float, Query(gt=0, le=_MAX_DAYS, description="how far back to look")]
-
-
-@routes.get(
-    "/hosts",
-    summary="Hosts that were suspects",
-    response_model=None,
-    responses={**found(PageModel[HostModel], "a page of hosts"), **problems()},
-    openapi_extra=scoped(Scope.READ),
-)
-def hosts(
-    asked: Reader,
-    part: Part,
-    by: Annotated[HostKind, Query(description="group findings by host or by GPU")] = HostKind.HOST,
-    days: Annotated[
-        float | None, Query(gt=0, le=_MAX_DAYS, description="how far back; none: all")
-    ] = None,
-) -> Response:
-    """Hosts or GPUs about which there is a finding, those in most jobs first.
-
-    The 10,000 newest findings count.
-    """
-    wanted = HostFilter(asked.service.clock(), by, days)
-    with asked.read() as session:
-        page = list_hosts(session, asked.tenant_id, wanted, part, asked.price)
-    items = [HostModel.model_validate(row) for row in page.items]
-    return asked.answer(PageModel[HostModel](items=items, next=page.next))
-
-
-@routes.get(
-    "/hosts/{host:path}",
-    summary="One host or GPU",
-    response_model=None,
-    responses={**found(HostDetailModel, "the host"), **problems(Problem.NOT_FOUND)},
-    openapi_extra=scoped(Scope.READ),
-)
-def host(
-    asked: Reader,
-    host: Annotated[
-        str, Path(pattern=_HOST_PATTERN, description="name of the host, or UUID of the GPU")
-    ],
-) -> Response:
-    """Every finding about a host or GPU, over all jobs."""
-    with asked.read() as session:
-        detail = get_host(session, asked.tenant_id, host, asked.price)
-    return asked.answer(HostDetailModel.model_validate(detail))
+Days = Annotated[float, Query(gt=0, le=MAX_DAYS, description="how far back to look")]
 
 
 @routes.get(
@@ -96,29 +49,35 @@ def host(
     openapi_extra=scoped(Scope.READ),
 )
 def fleet(asked: Reader, days: Days = 7.0) -> Response:
-    """Jobs with data in the last days: how many are slowed down, what it costs, and why."""
+    """Jobs with data in the last days: how many are slowed down, what it costs, and why.
+
+    `gpu_hours_per_day` and `causes` say what is wasted now; `period` says what was lost.
+    """
     wanted = FleetFilter(days, asked.service.clock(), asked.price)
     with asked.read() as session:
-        everything = dearest_jobs(session, asked.tenant_id, asked.price)
-        summary = fleet_summary(session, asked.tenant_id, wanted, everything)
-    return asked.answer(fleet_model(summary))
+        report = fleet_report(session, asked.tenant_id, wanted)
+    return asked.answer(fleet_model(report))
 
 
-def fleet_model(summary: FleetSummary) -> FleetModel:
-    """The fleet as answers show it."""
+def fleet_model(report: FleetReport) -> FleetModel:
+    """The fleet report as answers show it."""
+    now = report.now
     return FleetModel(
-        days=summary.days,
-        jobs=summary.jobs,
-        running=summary.running,
-        analysed=summary.analysed,
-        slowed=summary.slowed,
-        slowed_share=summary.slowed_share,
-        gpu_hours_per_day=summary.gpu_hours_per_day,
-        cost_per_day=summary.cost_per_day,
-        waste=[WasteBinModel.model_validate(each) for each in summary.waste],
-        causes=[CauseModel.model_validate(each) for each in summary.causes],
-        worst_jobs=[job_model(each) for each in summary.worst_jobs],
-        worst_hosts=[HostModel.model_validate(each) for each in summary.worst_hosts],
+        days=now.days,
+        jobs=now.jobs,
+        running=now.running,
+        analysed=now.analysed,
+        slowed=now.slowed,
+        slowed_share=now.slowed_share,
+        gpu_hours_per_day=now.gpu_hours_per_day,
+        cost_per_day=now.cost_per_day,
+        states=now.states,
+        waste=[WasteBinModel.model_validate(each) for each in now.waste],
+        causes=[CauseModel.model_validate(each) for each in now.causes],
+        worst_jobs=[job_model(each) for each in report.worst_jobs],
+        worst_hosts=[HostModel.model_validate(each) for each in report.worst_hosts],
+        period=PeriodModel.model_validate(report.period),
+        unplaced=report.unplaced,
     )
 
 

@@ -95,8 +95,8 @@ def _job_filter(
 def jobs(asked: Reader, part: Part, wanted: Annotated[JobFilter, Depends(_job_filter)]) -> Response:
     """Jobs of the tenant, each with its newest numbers and the finding that matters most.
 
-    Filters and sorts other than `name`, `last_data` and `state` look at the 5,000 jobs with the
-    newest data.
+    Filters other than `name` and `state`, and sorts other than `name` and `last_data`, look at the
+    5,000 jobs with the newest data.
     """
     with asked.read() as session:
         page = list_jobs(session, asked.tenant_id, wanted, part, asked.price)

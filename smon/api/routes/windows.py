@@ -27,9 +27,14 @@ from smon.report import JobReport
 from smon.store.models import WindowState
 from smon.store.queries.history import MAX_POINTS, History, HistoryFilter, history_of
 from smon.store.queries.paging import cut
-from smon.store.queries.reports import current_report, document_of, report_of_window
+from smon.store.queries.reports import (
+    current_report,
+    document_of,
+    live_workers,
+    report_of_window,
+)
 from smon.store.queries.windows import WindowFilter, list_windows, need_job
-from smon.store.queries.workers import WorkerFilter, workers_in_step, workers_of
+from smon.store.queries.workers import WorkerFilter, WorkersFile, workers_in_step, workers_of
 from smon.wire.problems import Problem
 
 routes = router("windows")
@@ -141,11 +146,14 @@ def workers(
     """Workers, most slowed down first: over a window or, with `step`, in one step of it."""
     with asked.read() as session:
         stored = report_of_window(session, asked.tenant_id, job_id, window)
+        live = stored.window_id is None and step is not None
+        packed = live_workers(session, asked.tenant_id, job_id) if live else None
     document = document_of(stored.packed)
     if step is None:
         rows = workers_of(document, wanted)
     else:
-        rows = workers_in_step(asked.service.objects, stored.workers_path, step, document, wanted)
+        file = WorkersFile(asked.service.objects, stored.workers_path, packed)
+        rows = workers_in_step(file, step, document, wanted)
     page = cut(rows, part)
     items = [WorkerModel.model_validate(row) for row in page.items]
     return asked.answer(PageModel[WorkerModel](items=items, next=page.next))

@@ -1,56 +1,13 @@
-"""Hosts, fleet, agents, version."""
+"""Fleet, agents, version."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from smon.api.schemas.base import ID_EXAMPLE, Model, Time
+from smon.api.schemas.hosts import HostModel
 from smon.api.schemas.jobs import JobModel
-from smon.store.queries.hosts import HostKind
-
-
-class HostModel(Model):
-    """A host or GPU with all that was found about it."""
-
-    id: str = Field(description="name of the host, or UUID of the GPU", examples=["gpu-node-17"])
-    kind: HostKind = Field(description="host or gpu", examples=["host"])
-    jobs: int = Field(description="jobs in which it was a suspect", examples=[2])
-    findings: int = Field(description="findings about it", examples=[3])
-    open_findings: int = Field(description="of these, open", examples=[1])
-    causes: list[str] = Field(description="most frequent first", examples=[["thermal"]])
-    gpu_hours_per_day: float = Field(description="what its open ones waste", examples=[310.0])
-    cost_per_day: float | None = Field(description="the same in money", examples=[None])
-    first_s: Time
-    last_s: Time
-
-
-class SuspicionModel(Model):
-    """One finding about a host or GPU."""
-
-    finding_id: str = Field(description="id of the finding", examples=[ID_EXAMPLE])
-    job_id: str = Field(description="id of the job", examples=[ID_EXAMPLE])
-    job: str = Field(description="name of the job", examples=["llama-70b-pretrain"])
-    attempt: int = Field(description="number of the attempt", examples=[0])
-    host: str | None = Field(description="host", examples=["gpu-node-17"])
-    gpu_uuid: str | None = Field(description="UUID of the GPU", examples=["GPU-5d1a93c2"])
-    rank: int | None = Field(description="global rank", examples=[42])
-    state: str = Field(description="open or cleared", examples=["open"])
-    severity: str = Field(description="info, warning or critical", examples=["critical"])
-    cause: str = Field(description="why", examples=["thermal"])
-    excess_s: float | None = Field(description="seconds per step", examples=[0.412])
-    excess_share: float | None = Field(description="of the recorded step time", examples=[0.162])
-    gpu_hours_per_day: float = Field(description="what it wastes", examples=[310.0])
-    cost_per_day: float | None = Field(description="the same in money", examples=[None])
-    opened_s: Time
-    last_s: Time
-    cleared_s: Time | None
-
-
-class HostDetailModel(Model):
-    """A host or GPU, and each finding about it."""
-
-    host: HostModel
-    findings: list[SuspicionModel] = Field(description="last seen first, at most 500")
+from smon.store.queries.jobs import JobState
 
 
 class WasteBinModel(Model):
@@ -62,7 +19,7 @@ class WasteBinModel(Model):
 
 
 class CauseModel(Model):
-    """What one cause wastes, over all jobs whose dearest finding it is."""
+    """What one cause wastes now, over all jobs that are not over whose first finding it is."""
 
     cause: str = Field(description="cause; unknown where nothing was found", examples=["slow_gpu"])
     jobs: int = Field(description="how many", examples=[2])
@@ -70,8 +27,53 @@ class CauseModel(Model):
     cost_per_day: float | None = Field(description="the same in money", examples=[None])
 
 
+class LostCauseModel(Model):
+    """What one cause took in the period: windows whose first finding it was."""
+
+    cause: str = Field(description="cause; unknown where nothing was found", examples=["slow_gpu"])
+    jobs: int = Field(description="how many lost time by it", examples=[2])
+    lost_gpu_hours: float = Field(description="GPU-hours", examples=[31_400.0])
+    lost_cost: float | None = Field(description="the same in money", examples=[None])
+
+
+class LostJobModel(Model):
+    """What one job lost in the period."""
+
+    job_id: str = Field(description="id of the job", examples=[ID_EXAMPLE])
+    name: str = Field(description="name of the job", examples=["llama-70b-pretrain"])
+    cause: str = Field(description="what took most of it", examples=["slow_gpu"])
+    gpu_hours: float = Field(description="of its analysed windows", examples=[344_064.0])
+    lost_gpu_hours: float = Field(description="of these, lost", examples=[31_400.0])
+    lost_share: float = Field(description="the same as a part", examples=[0.0913])
+    lost_cost: float | None = Field(description="the same in money", examples=[None])
+
+
+class PeriodModel(Model):
+    """What was lost in the period: its analysed windows, added up.
+
+    A window loses its waste times its mean step time, its number of steps and its GPUs.
+    """
+
+    begin_s: Time
+    end_s: Time
+    jobs: int = Field(description="with an analysed window in the period", examples=[9])
+    gpu_hours: float = Field(description="of these windows", examples=[612_000.0])
+    lost_gpu_hours: float = Field(description="of these, lost", examples=[39_800.0])
+    lost_share: float | None = Field(description="the same as a part", examples=[0.065])
+    lost_cost: float | None = Field(description="the same in money", examples=[None])
+    ran_gpu_hours: float = Field(
+        description="that jobs ran in the period, from their first data to their last",
+        examples=[640_000.0],
+    )
+    covered_ratio: float | None = Field(
+        description="the part of it that has been analysed", examples=[0.956]
+    )
+    causes: list[LostCauseModel] = Field(description="dearest first")
+    worst: list[LostJobModel] = Field(description="dearest jobs first, at most 10")
+
+
 class FleetModel(Model):
-    """The jobs with data in the last days, in a few numbers."""
+    """The jobs with data in the last days: as they are now, and what they lost in that time."""
 
     days: float = Field(description="how far back", examples=[7])
     jobs: int = Field(description="with data since then", examples=[12])
@@ -81,12 +83,22 @@ class FleetModel(Model):
         description="analysed jobs at 1.1 times their ideal or slower", examples=[4]
     )
     slowed_share: float | None = Field(description="of the analysed ones", examples=[0.333])
-    gpu_hours_per_day: float = Field(description="what all of them waste", examples=[7920.0])
+    gpu_hours_per_day: float = Field(
+        description="what they waste now; live jobs that are over waste nothing", examples=[7920.0]
+    )
     cost_per_day: float | None = Field(description="the same in money", examples=[None])
-    waste: list[WasteBinModel] = Field(description="distribution of the waste")
-    causes: list[CauseModel] = Field(description="dearest first")
-    worst_jobs: list[JobModel] = Field(description="dearest first, at most 10")
+    states: dict[JobState, int] = Field(
+        description="how many jobs are in each state", examples=[{"slow": 4, "healthy": 8}]
+    )
+    waste: list[WasteBinModel] = Field(description="how the analysed jobs spread")
+    causes: list[CauseModel] = Field(description="what is wasted now, dearest first")
+    worst_jobs: list[JobModel] = Field(description="that waste most now, at most 10")
     worst_hosts: list[HostModel] = Field(description="in most jobs first, at most 10")
+    period: PeriodModel
+    unplaced: int = Field(
+        description="analysed jobs whose windows all lie outside the period, or have no unix time",
+        examples=[3],
+    )
 
 
 class AgentModel(Model):
@@ -97,6 +109,7 @@ class AgentModel(Model):
     )
     host: str = Field(description="where it runs", examples=["gpu-node-17"])
     source: str = Field(description="kind of its source", examples=["recorder"])
+    version: str | None = Field(description="version of the agent", examples=["0.2.0"])
     job_id: str = Field(description="id of the job", examples=[ID_EXAMPLE])
     job: str = Field(description="name of the job", examples=["llama-70b-pretrain"])
     attempt: int = Field(description="number of the attempt", examples=[0])
@@ -111,6 +124,12 @@ class AgentModel(Model):
     events: int = Field(description="ops that have come", examples=[101_520])
     lost_events: int = Field(description="ops that were lost on the way", examples=[0])
     last_data_s: Time
+    cpu_ratio: float | None = Field(
+        description="part of one core that the agent takes, as it says", examples=[0.004]
+    )
+    rss_bytes: float | None = Field(
+        description="memory of the agent, as it says", examples=[25_000_000.0]
+    )
     heartbeat_age_s: float | None = Field(
         description="since the last heartbeat, seconds", examples=[4.2]
     )

@@ -142,9 +142,13 @@ class WindowModel(Model):
 
     id: str = Field(description="id of the window", examples=[ID_EXAMPLE])
     attempt: int = Field(description="number of the attempt", examples=[0])
-    number: int = Field(description="number of the window", examples=[31])
-    first_step: Step
-    last_step: Step
+    kind: str = Field(
+        description="steps: made of ops; capture: made of files that hold no ops",
+        examples=["steps"],
+    )
+    number: int = Field(description="number of the window among those of its kind", examples=[31])
+    first_step: Step | None
+    last_step: Step | None
     rows: int = Field(description="ops that have come", examples=[812_160])
     state: str = Field(description="open, ready, claimed, done or failed", examples=["done"])
     reason: str | None = Field(

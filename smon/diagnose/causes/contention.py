@@ -9,13 +9,24 @@ from smon.attribute.persistence import vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, Evidence, F, Floats, nanmedian
 from smon.diagnose.place import node_of, places, workers_of
-from smon.diagnose.side import range_of
+from smon.diagnose.side import Shown, beside_peers
 from smon.diagnose.thresholds import PAUSE_BACKWARD, STALL_NS, STALL_SHARE
 from smon.report import Candidate
 from smon.simulate.cube import Changes
 
 #: Mean launch delay of a node against its peers.
 _FACTOR = 5.0
+#: Counters that go with a busy host.
+_HOST_COUNTERS = (
+    Shown("host_cpu_ratio", "CPU load of its host", ""),
+    Shown("host_pressure_cpu_ratio", "waiting for a CPU", "of the time"),
+    Shown("host_steal_ratio", "taken by the hypervisor", "of the time"),
+    Shown("host_throttled_ratio", "CPU limit reached", "of the time"),
+    Shown("host_pressure_memory_ratio", "waiting for memory", "of the time"),
+    Shown("host_pressure_io_ratio", "waiting for disks", "of the time"),
+    Shown("host_major_faults", "page faults from disk", "per step"),
+)
+
 #: Later starts than this share of a step come from many ops; a single one is a pause.
 _OPS = 3
 
@@ -67,8 +78,9 @@ def find(evidence: Evidence) -> list[Draft]:
 
 def _host_cpu(evidence: Evidence, workers: list[tuple[int, int]]) -> tuple[str, ...]:
     rank = evidence.layout.rank(*workers[0])
-    text = range_of(evidence, "host_cpu_ratio", rank, "CPU load of its host", "")
-    return (text or "no CPU load of the hosts: it would make it sure",)
+    return beside_peers(evidence, _HOST_COUNTERS, rank) or (
+        "no CPU load of the hosts: it would make it sure",
+    )
 
 
 def _late(evidence: Evidence) -> tuple[Floats, Floats] | None:

@@ -134,7 +134,7 @@ def _lengths(evidence: Evidence) -> tuple[str, ...]:
     both = ~(np.isnan(lengths) | np.isnan(cube))
     if not both.any():
         return ("no sequence lengths: tokens and Σlen² per microbatch would make it sure",)
-    correlation = float(np.corrcoef(lengths[both], cube[both])[0, 1])
+    correlation = _correlation(lengths, cube)
     return (f"forward time correlates {correlation:.2f} with Σlen²",)
 
 

@@ -15,8 +15,9 @@ from smon.attribute.persistence import Kind, Persistence, vote
 from smon.diagnose.draft import Draft
 from smon.diagnose.evidence import COMPUTE, B, Evidence, F, Floats, nanmedian
 from smon.diagnose.place import node_of, place, workers_of
-from smon.diagnose.side import counter, range_of
+from smon.diagnose.side import Shown, beside_peers, change_against_peers, more_than_peers
 from smon.diagnose.thresholds import (
+    CLOCK_FALL,
     DEVICE_LASTING_RATIO,
     DEVICE_LASTING_SCORE,
     DEVICE_LEANING_SHARE,
@@ -29,6 +30,7 @@ from smon.diagnose.thresholds import (
 )
 from smon.diagnose.tp import tp_peers
 from smon.diagnose.workers import Slowness, slowness
+from smon.nodes import drain, node_or
 from smon.ops import OpType
 from smon.report import MIN_STEPS
 from smon.simulate.cube import Changes
@@ -36,13 +38,20 @@ from smon.simulate.cube import Changes
 #: More standard errors than this say nothing more.
 _ENOUGH = 100.0
 
-#: Counters that go with a slow device: name, words, unit.
+#: Counters that go with a slow device.
 _GPU_COUNTERS = (
-    ("gpu_clock_mhz", "GPU clock", "MHz"),
-    ("gpu_temperature_c", "GPU temperature", "°C"),
-    ("gpu_throttle_thermal", "thermal throttling", ""),
-    ("gpu_power_w", "GPU power", "W"),
-    ("pcie_width", "PCIe width", "lanes"),
+    Shown("gpu_clock_mhz", "GPU clock", "MHz"),
+    Shown("gpu_temperature_c", "GPU temperature", "°C"),
+    Shown("gpu_throttle_thermal", "thermal throttling", ""),
+    Shown("gpu_throttle_power", "power throttling", ""),
+    Shown("gpu_throttle_hw", "hardware slowdown", ""),
+    Shown("gpu_throttle_setting", "clock held by a setting", ""),
+    Shown("gpu_power_w", "GPU power", "W"),
+    Shown("gpu_ecc_corrected", "corrected ECC errors", "per step"),
+    Shown("gpu_ecc_uncorrected", "uncorrected ECC errors", "per step"),
+    Shown("pcie_width", "PCIe width", "lanes"),
+    Shown("pcie_replays", "PCIe replays", "per step"),
+    Shown("host_throttled_ratio", "CPU limit reached", "of the time"),
 )
 
 _LASTING = (Kind.PERSISTENT, Kind.ONSET, Kind.RAMP)
@@ -152,16 +161,12 @@ def _cause(evidence: Evidence, suspect: _Suspect) -> tuple[str, str]:
 
 
 def _is_hot(evidence: Evidence, suspect: _Suspect) -> bool:
-    """Whether a thermal flag is set, or its clock falls while it slows down."""
+    """Whether it is throttled by heat more than others, or its clock falls while it slows down."""
     rank = evidence.layout.rank(suspect.dp, suspect.stage)
-    clock = counter(evidence.context, "gpu_clock_mhz", rank, evidence.steps)
-    flag = counter(evidence.context, "gpu_throttle_thermal", rank, evidence.steps)
-    if np.nanmax(flag, initial=0.0) > 0:
+    if more_than_peers(evidence, "gpu_throttle_thermal", rank):
         return True
-    known = clock[~np.isnan(clock)]
-    third = len(known) // 3
-    ramp = suspect.persistence.kind is Kind.RAMP and third > 0
-    return ramp and float(np.median(known[-third:])) < 0.97 * float(np.median(known[:third]))
+    ramp = suspect.persistence.kind is Kind.RAMP
+    return ramp and change_against_peers(evidence, "gpu_clock_mhz", rank) < CLOCK_FALL
 
 
 def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect) -> Draft:
@@ -171,7 +176,8 @@ def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect)
         cause, phase = "nvlink", "TP communication"
     slow = [op for op in COMPUTE if suspect.ratio[op] > DEVICE_RATIO] or list(COMPUTE)
     where = place(evidence, suspect.dp, suspect.stage, peers.suspect)
-    host = node_of(evidence, suspect.dp, suspect.stage) or f"<node of rank {where.rank}>"
+    rank = evidence.layout.rank(suspect.dp, suspect.stage)
+    host = node_or(node_of(evidence, suspect.dp, suspect.stage), rank)
     return Draft(
         verdict="link" if cause == "nvlink" else "straggler",
         cause=cause,
@@ -192,20 +198,15 @@ def _draft(evidence: Evidence, kinds: dict[OpType, Slowness], suspect: _Suspect)
             *_counters(evidence, suspect),
         ),
         next=(
-            f"dcgmi diag -r 2  # on {host}",
-            f"scontrol update NodeName={host} State=DRAIN Reason=smon_{cause}",
+            drain(host, f"smon_{cause}"),
+            f"dcgmi diag -r 2  # on {host}, once no job is on it",
         ),
     )
 
 
 def _counters(evidence: Evidence, suspect: _Suspect) -> tuple[str, ...]:
     rank = evidence.layout.rank(suspect.dp, suspect.stage)
-    shown = tuple(
-        text
-        for name, label, unit in _GPU_COUNTERS
-        if (text := range_of(evidence, name, rank, label, unit)) is not None
-    )
-    return shown or (
+    return beside_peers(evidence, _GPU_COUNTERS, rank) or (
         "no counters: clock, temperature, throttle reasons and PCIe width of its GPU would tell",
     )
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from smon.attribute.peers import peers
 from smon.attribute.persistence import BURST_STEPS, Kind, Persistence, vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import Evidence, Floats, nanmedian, nanquantile, peers, spread
+from smon.diagnose.evidence import Evidence, Floats, nanmedian, nanquantile, spread
 from smon.diagnose.place import node_of, place, places, workers_of
-from smon.diagnose.side import range_of
+from smon.diagnose.side import Shown, beside_peers
 from smon.diagnose.thresholds import (
     CONGESTION_PLACES,
     CONGESTION_SHARE,
@@ -40,6 +41,16 @@ _NEIGHBOUR = {
 }
 _P2P = (OpType.FORWARD_SEND, OpType.FORWARD_RECV, OpType.BACKWARD_SEND, OpType.BACKWARD_RECV)
 
+#: Counters that go with a slow link.
+_NIC_COUNTERS = (
+    Shown("nic_errors", "network card errors", "per step"),
+    Shown("nic_retransmits", "retransmits", "per step"),
+    Shown("nic_link_downs", "links that went down", "per step"),
+    Shown("nic_down", "ports that are down", ""),
+    Shown("nic_rate_gbps", "slowest port", "Gbit/s"),
+    Shown("nic_congestion", "congestion notices", "per step"),
+    Shown("nvlink_crc", "NVLink CRC errors", "per step"),
+)
 #: How far outside of the usual scatter slow is.
 _SCORE = 6.0
 #: What is slow for so many of the steps does not come and go.
@@ -259,11 +270,7 @@ def _touches(evidence: Evidence, slow: _Slow, stage: int) -> bool:
 
 def _nic(evidence: Evidence, dp: int, stage: int) -> tuple[str, ...]:
     rank = evidence.layout.rank(dp, stage)
-    known = (
-        range_of(evidence, "nic_errors", rank, "network card errors", "per step"),
-        range_of(evidence, "nvlink_crc", rank, "NVLink CRC errors", "per step"),
-    )
-    return tuple(text for text in known if text) or (
+    return beside_peers(evidence, _NIC_COUNTERS, rank) or (
         "no counters of its network card: errors and retransmits would make it sure",
     )
 

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from smon.attribute.persistence import vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import Evidence, F, Floats, nanmedian, nanquantile
+from smon.diagnose.evidence import Evidence, F, Floats, nanquantile
 from smon.diagnose.place import places, workers_of
-from smon.diagnose.thresholds import LOADER_SHARE, STALL_NS, STALL_SHARE
+from smon.diagnose.thresholds import LOADER_PART, LOADER_SHARE, STALL_NS, STALL_SHARE
 from smon.report import Where
 from smon.simulate.cube import Changes
 
@@ -21,17 +21,27 @@ def find(evidence: Evidence) -> list[Draft]:
         return []
     first = delay[..., 0]
     # The lower quartile: a stall in every other step is not usual.
-    usual = np.minimum(nanquantile(first, 0.25, 0)[None], nanmedian(first, 1)[:, None])
+    usual = np.minimum(nanquantile(first, 0.25, 0)[None], _of_replicas(first)[:, None])
     extra = first - usual
     floor = max(STALL_NS, STALL_SHARE * float(np.median(evidence.times.recorded)))
     with np.errstate(invalid="ignore"):
         hit = extra > floor
     hit &= _mostly_first(delay, hit, floor)[None]
+    hit &= _late(np.where(hit, extra, 0.0))[None]
     if not hit.any():
         return []
     stall = np.zeros_like(delay)
     stall[..., 0] = np.where(hit, extra, 0.0)
     return [_draft(evidence, hit, extra, Changes(stall={F: stall}))]
+
+
+def _of_replicas(first: Floats) -> Floats:
+    """(steps, stages) the lower median over DP ranks: of two, the one that does not stall."""
+    ordered = np.sort(first, axis=1)  # NaN last
+    known = np.count_nonzero(~np.isnan(first), axis=1)
+    middle = np.maximum(known - 1, 0) // 2
+    lower: Floats = np.take_along_axis(ordered, middle[:, None], axis=1)[:, 0]
+    return lower
 
 
 def _mostly_first(delay: Floats, hit: NDArray[np.bool_], floor: float) -> NDArray[np.bool_]:
@@ -41,6 +51,13 @@ def _mostly_first(delay: Floats, hit: NDArray[np.bool_], floor: float) -> NDArra
     total, first = stalls.sum(axis=(0, 3)), stalls[..., 0].sum(axis=0)
     mostly: NDArray[np.bool_] = (total > 0) & (first >= LOADER_SHARE * total)
     return mostly
+
+
+def _late(stall: Floats) -> NDArray[np.bool_]:
+    """(dp_ranks, stages) workers that are late, against the worst of them."""
+    total = stall.sum(axis=0)
+    late: NDArray[np.bool_] = total >= LOADER_PART * total.max()
+    return late
 
 
 def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: Changes) -> Draft:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from smon.store.models import Attempt, Job, Stream
@@ -20,8 +21,9 @@ class AgentRow:
     ----------
     down
         Its heartbeat is older than it may be, and it has not ended.
-    heartbeat_age_s, spool_bytes, oldest_unsent_s, dropped
-        As of the last heartbeat; None if there was none. `dropped`: events by reason.
+    version, heartbeat_age_s, spool_bytes, oldest_unsent_s, dropped, cpu_ratio, rss_bytes
+        As of the last heartbeat; None if there was none. `dropped`: events by reason. `cpu_ratio`:
+        of one core.
     """
 
     stream_id: str
@@ -43,6 +45,9 @@ class AgentRow:
     spool_bytes: int | None
     oldest_unsent_s: float | None
     dropped: dict[str, int] | None
+    version: str | None
+    cpu_ratio: float | None = None
+    rss_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class AgentFilter:
     ----------
     now_ns, down_ns
         Unix time, and the age of a heartbeat from which an agent is down.
+    worst_first
+        Those that are down first, then those that lost most; else last data first.
     """
 
     now_ns: int
@@ -60,31 +67,37 @@ class AgentFilter:
     job_id: str | None = None
     down: bool | None = None
     ended: bool | None = None
+    host: str | None = None
+    attempt_id: str | None = None
+    worst_first: bool = False
 
 
 def list_agents(
     session: Session, tenant_id: str, wanted: AgentFilter, part: Slice
 ) -> Page[AgentRow]:
-    """Streams of a tenant, last data first."""
+    """Streams of a tenant, a page of them."""
     limit = wanted.now_ns - wanted.down_ns
+    # Without any heartbeat, the moment of registration counts.
+    late = func.coalesce(Stream.heartbeat_ns, Stream.created_ns) < limit
+    down = Stream.ended.is_(False) & late
+    order = (Stream.last_data_ns.desc(), Stream.id)
     query = (
         select(Stream, Job.name, Attempt.number)
         .join(Job, Job.id == Stream.job_id)
         .join(Attempt, Attempt.id == Stream.attempt_id)
         .where(Stream.tenant_id == tenant_id)
-        .order_by(Stream.last_data_ns.desc(), Stream.id)
+        .order_by(*((down.desc(), Stream.lost_events.desc()) if wanted.worst_first else ()), *order)
     )
     if wanted.job_id is not None:
         query = query.where(Stream.job_id == wanted.job_id)
+    if wanted.host is not None:
+        query = query.where(Stream.host == wanted.host)
     if wanted.ended is not None:
         query = query.where(Stream.ended.is_(wanted.ended))
+    if wanted.attempt_id is not None:
+        query = query.where(Stream.attempt_id == wanted.attempt_id)
     if wanted.down is not None:
-        # Without any heartbeat, the moment of registration counts.
-        late = or_(
-            Stream.heartbeat_ns < limit,
-            Stream.heartbeat_ns.is_(None) & (Stream.created_ns < limit),
-        )
-        query = query.where(Stream.ended.is_(False) & late if wanted.down else Stream.ended | ~late)
+        query = query.where(down if wanted.down else ~down)
     found = session.execute(query.offset(part.offset).limit(part.limit + 1)).all()
     rows = [_row(stream, name, number, wanted) for stream, name, number in found]
     return page_of(rows, part)
@@ -118,7 +131,20 @@ def _row(stream: Stream, job: str, attempt: int, wanted: AgentFilter) -> AgentRo
         spool_bytes=_whole(said.get("spool_bytes")),
         oldest_unsent_s=_number(said.get("oldest_unsent_s")),
         dropped=_counts(dropped) if isinstance(dropped, dict) else None,
+        version=_version(said.get("agent")),
+        cpu_ratio=_of_agent(said, "cpu_ratio"),
+        rss_bytes=_of_agent(said, "rss_bytes"),
     )
+
+
+def _of_agent(said: Mapping[str, Any], name: str) -> float | None:
+    agent = said.get("agent")
+    return _number(agent.get(name)) if isinstance(agent, dict) else None
+
+
+def _version(agent: Any) -> str | None:  # noqa: ANN401  # what an agent said
+    version = agent.get("version") if isinstance(agent, dict) else None
+    return version if isinstance(version, str) else None
 
 
 def _whole(value: Any) -> int | None:  # noqa: ANN401  # what an agent said

@@ -1,7 +1,12 @@
-"""The whole fleet in a few numbers: how many jobs are slowed down, what it costs, and why."""
+"""The whole fleet in a few numbers: how many jobs are slowed down, what it costs, and why.
+
+Flow: `smon.store.queries.jobs`, `hosts`, `losses` → **here** → fleet page, fleet report.
+What is lost *now* is a rate, of jobs that are not over; what was lost *in the period* is a sum.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,9 +19,11 @@ from smon.store.queries.jobs import (
     JobFilter,
     JobRow,
     JobSort,
+    JobState,
+    completed,
     newest_jobs,
-    with_clocks,
 )
+from smon.store.queries.losses import UNKNOWN, Loss, Period, loss_in
 from smon.store.queries.paging import Slice
 
 _DAY_S: Final = 86_400.0
@@ -37,7 +44,7 @@ class WasteBin:
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """What one cause wastes, over all jobs whose dearest finding it is."""
+    """What one cause wastes now, over all jobs that are not over whose first finding it is."""
 
     cause: str
     jobs: int
@@ -46,15 +53,19 @@ class CauseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSummary:
-    """The jobs with data in the last days.
+class FleetNow:
+    """The jobs with data in the last days, as they are now.
 
     Attributes
     ----------
     slowed, slowed_share
         Jobs that run at 1.1 times their ideal step time or slower; of those that were analysed.
     gpu_hours_per_day, cost_per_day
-        What all of them waste as of now.
+        What those that are not over waste.
+    states
+        How many jobs are in each state that occurs.
+    waste
+        How the analysed jobs spread.
     """
 
     days: float
@@ -65,10 +76,26 @@ class FleetSummary:
     slowed_share: float | None
     gpu_hours_per_day: float
     cost_per_day: float | None
+    states: dict[JobState, int]
     waste: tuple[WasteBin, ...]
     causes: tuple[CauseRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """The fleet now, its dearest jobs and hosts, and what was lost in the period.
+
+    Attributes
+    ----------
+    unplaced
+        Analysed jobs whose windows all lie outside the period, or have no time.
+    """
+
+    now: FleetNow
     worst_jobs: tuple[JobRow, ...]
     worst_hosts: tuple[HostRow, ...]
+    period: Loss
+    unplaced: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,38 +106,58 @@ class FleetFilter:
     now_ns: int
     price: float | None
 
+    @property
+    def since_s(self) -> float:
+        """Where the period begins, unix time."""
+        return self.now_ns / 1e9 - self.days * _DAY_S
 
-def fleet_summary(
-    session: Session, tenant_id: str, wanted: FleetFilter, everything: Sequence[JobRow]
-) -> FleetSummary:
-    """The fleet as of its last days.
 
-    Parameters
-    ----------
-    everything
-        All jobs, dearest first (`dearest_jobs`).
-    """
-    days, now_ns, price = wanted.days, wanted.now_ns, wanted.price
-    since_s = now_ns / 1e9 - days * _DAY_S
-    jobs = [row for row in everything if row.last_data_s >= since_s]
+def fleet_now(wanted: FleetFilter, everything: Sequence[JobRow]) -> FleetNow:
+    """The fleet as it is now, from all its jobs."""
+    jobs = [row for row in everything if row.last_data_s >= wanted.since_s]
     analysed = [row for row in jobs if row.slowdown is not None]
-    slowed = [row for row in analysed if (row.slowdown or 0.0) >= SLOW]
-    hosts = list_hosts(session, tenant_id, HostFilter(now_ns, days=days), Slice(_WORST), price)
-    hours = sum(row.gpu_hours_per_day or 0.0 for row in analysed)
-    return FleetSummary(
-        days=days,
+    slowed = sum((row.slowdown or 0.0) >= SLOW for row in analysed)
+    hours = sum(row.gpu_hours_per_day or 0.0 for row in analysed if not row.ended)
+    states = Counter(row.state for row in jobs)
+    return FleetNow(
+        days=wanted.days,
         jobs=len(jobs),
         running=sum(row.running for row in jobs),
         analysed=len(analysed),
-        slowed=len(slowed),
-        slowed_share=len(slowed) / len(analysed) if analysed else None,
+        slowed=slowed,
+        slowed_share=slowed / len(analysed) if analysed else None,
         gpu_hours_per_day=hours,
-        cost_per_day=None if price is None else hours * price,
+        cost_per_day=None if wanted.price is None else hours * wanted.price,
+        states={state: states[state] for state in JobState if states[state]},
         waste=_bins([row.waste_ratio or 0.0 for row in analysed]),
-        causes=_causes(analysed, price),
-        worst_jobs=with_clocks(session, [row for row in jobs if row.gpu_hours_per_day][:_WORST]),
-        worst_hosts=hosts.items,
+        causes=_causes([row for row in analysed if not row.ended], wanted.price),
     )
+
+
+def fleet_report(session: Session, tenant_id: str, wanted: FleetFilter) -> FleetReport:
+    """All that the fleet report says."""
+    everything = dearest_jobs(session, tenant_id, wanted.price)
+    now = fleet_now(wanted, everything)
+    begin_ns = round(wanted.since_s * 1e9)
+    period = Period(begin_ns, wanted.now_ns, wanted.price)
+    loss = loss_in(session, tenant_id, period, _WORST)
+    recent = [row for row in everything if row.last_data_s >= wanted.since_s]
+    lossy = [row for row in recent if row.gpu_hours_per_day and not row.ended]
+    return FleetReport(
+        now=now,
+        worst_jobs=completed(session, lossy[:_WORST]),
+        worst_hosts=suspects(session, tenant_id, wanted, _WORST),
+        period=loss,
+        unplaced=max(now.analysed - loss.jobs, 0),
+    )
+
+
+def suspects(
+    session: Session, tenant_id: str, wanted: FleetFilter, most: int
+) -> tuple[HostRow, ...]:
+    """Hosts about which there was a finding in the period, those in most jobs first."""
+    asked = HostFilter(wanted.now_ns, days=wanted.days)
+    return list_hosts(session, tenant_id, asked, Slice(most), wanted.price).items
 
 
 def dearest_jobs(session: Session, tenant_id: str, price: float | None) -> list[JobRow]:
@@ -135,7 +182,7 @@ def _causes(jobs: Sequence[JobRow], price: float | None) -> tuple[CauseRow, ...]
     for row in jobs:
         if not row.gpu_hours_per_day:
             continue
-        cause = row.finding.cause if row.finding else "unknown"
+        cause = row.finding.cause if row.finding else UNKNOWN
         hours[cause] = hours.get(cause, 0.0) + row.gpu_hours_per_day
         counts[cause] = counts.get(cause, 0) + 1
     return tuple(

@@ -1,11 +1,16 @@
-"""Jobs as lists and pages show them: where each stands, what it loses, since when."""
+"""Jobs as lists and pages show them: where each stands, what it loses, since when.
+
+Flow: tables of `smon.store.models` → **here** → `smon.api.routes`, `smon.api.pages`.
+A list looks at the numbers of every job and at the documents of those alone that it shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Select, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
@@ -18,9 +23,9 @@ from smon.store.models import (
     Mode,
     Result,
     Window,
+    WindowKind,
 )
 from smon.store.queries.paging import Page, Slice, cut, page_of, seconds, seconds_or_none
-from smon.store.queries.reports import HEAD_BYTES, is_aligned
 from smon.store.streams import layout_of
 from smon.topology import Layout
 
@@ -29,37 +34,41 @@ MAX_JOBS: Final = 5000
 _MAX_FINDINGS: Final = 20_000
 
 #: Below this, what is missing can change the answer.
-_COMPLETE_RATIO: Final = 0.95
+COMPLETE_RATIO: Final = 0.95
 
 #: Where nothing was found, a job is called slow from here: the published threshold of a straggler.
 SLOW: Final = 1.1
-
-#: Job, its newest attempt, its last result, and that one's window.
-_Found = tuple[Job, Attempt | None, Result | None, Window | None]
 
 _ORDER: Final = {"critical": 0, "warning": 1, "info": 2}
 
 
 class JobState(StrEnum):
-    """Where a job stands, in one word."""
+    """Where a job stands, in one word; what needs a person soonest goes first."""
 
-    HEALTHY = "healthy"
-    SLOW = "slow"
     CRITICAL = "critical"
+    SLOW = "slow"
     INCOMPLETE = "incomplete"
     NOT_ALIGNED = "not_aligned"
     WAITING = "waiting"
+    HEALTHY = "healthy"
     ENDED = "ended"
 
 
+_URGENCY: Final = {state: -place for place, state in enumerate(JobState)}
+
+
 class JobSort(StrEnum):
-    """What lists of jobs are sorted by."""
+    """What lists of jobs are sorted by; `cause` by its name, `since` by when it was found."""
 
     LAST_DATA = "last_data"
+    LAST_STEP = "last_step"
     NAME = "name"
+    STATE = "state"
+    CAUSE = "cause"
     WASTE = "waste"
     SLOWDOWN = "slowdown"
     COST = "cost"
+    SINCE = "since"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +81,29 @@ class JobFilter:
         Part of the name, in any case.
     min_waste
         Least part of the GPU time that is lost.
+    ended_last
+        Live jobs that are over come after all others.
     """
 
     name: str | None = None
     running: bool | None = None
+    state: JobState | None = None
     verdict: str | None = None
     min_waste: float | None = None
     sort: JobSort = JobSort.LAST_DATA
     descending: bool = True
+    ended_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFinding:
-    """The finding of a job that matters most now; `document` is it as the report has it."""
+    """The finding of a job that matters most now.
+
+    Attributes
+    ----------
+    document
+        It as the report has it; empty until `completed`.
+    """
 
     id: str
     severity: str
@@ -92,6 +111,7 @@ class OpenFinding:
     cause: str
     since_step: int
     since_s: float
+    excess_s: float | None
     document: dict[str, Any]
 
 
@@ -101,18 +121,16 @@ class JobRow:
 
     Attributes
     ----------
-    state
-        `health`, or ended for a live job that is over.
     gpu_hours_per_day, cost_per_day
         What the slowdown wastes; money only if there is a price.
     missing_count
         Ranks that had not delivered when the last window was analysed.
+    aligned
+        Whether the clocks of the hosts agreed; None: not measured.
     """
 
     id: str
     name: str
-    state: JobState
-    health: JobState
     running: bool
     pinned: bool
     attempt: int | None
@@ -137,41 +155,103 @@ class JobRow:
     open_findings: int
     finding: OpenFinding | None
 
+    @property
+    def health(self) -> JobState:
+        """Where the job stands, whether or not it is over; what is certain goes first."""
+        severity = self.finding.severity if self.finding else None
+        if self.slowdown is None and severity is None:
+            unknown = JobState.HEALTHY if self.verdict == "none" else JobState.WAITING
+            return JobState.INCOMPLETE if self.missing_count else unknown
+        if severity == "critical":
+            return JobState.CRITICAL
+        if self.missing_count or (self.coverage_ratio or 1.0) < COMPLETE_RATIO:
+            return JobState.INCOMPLETE
+        if severity == "warning" or (self.slowdown or 1.0) >= SLOW:
+            return JobState.SLOW
+        return JobState.NOT_ALIGNED if self.aligned is False else JobState.HEALTHY
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is a live job that is over; a recorded trace has no end."""
+        return not self.running and self.mode == Mode.LIVE
+
+    @property
+    def state(self) -> JobState:
+        """`health`, or ended."""
+        return JobState.ENDED if self.ended else self.health
+
 
 def list_jobs(
     session: Session, tenant_id: str, wanted: JobFilter, part: Slice, price: float | None
 ) -> Page[JobRow]:
     """Jobs of a tenant, a page of them."""
-    computed = wanted.sort not in (JobSort.LAST_DATA, JobSort.NAME)
-    if computed or wanted.verdict is not None or wanted.min_waste is not None:
-        page = cut(newest_jobs(session, tenant_id, wanted, price), part)
-    else:
+    stored = wanted.sort in (JobSort.LAST_DATA, JobSort.NAME) and not wanted.ended_last
+    if stored and wanted == replace(wanted, state=None, verdict=None, min_waste=None):
         column = Job.name if wanted.sort is JobSort.NAME else Job.last_data_ns
         order = column.desc() if wanted.descending else column.asc()
         query = _jobs(tenant_id, wanted).order_by(order, Job.id)
         found = _rows(session, query.offset(part.offset).limit(part.limit + 1), price)
         page = page_of(found, part)
-    return Page(with_clocks(session, page.items), page.next)
+    else:
+        page = cut(newest_jobs(session, tenant_id, wanted, price), part)
+    return Page(completed(session, page.items), page.next)
 
 
 def newest_jobs(
     session: Session, tenant_id: str, wanted: JobFilter, price: float | None
 ) -> list[JobRow]:
-    """The `MAX_JOBS` jobs with the newest data that fit, sorted; `with_clocks` completes them."""
+    """The `MAX_JOBS` jobs with the newest data that fit, sorted; `completed` adds documents."""
     query = _jobs(tenant_id, wanted).order_by(Job.last_data_ns.desc(), Job.id).limit(MAX_JOBS)
-    rows = [row for row in _rows(session, query, price) if _matches(row, wanted)]
-    return _sorted(rows, wanted)
+    return chosen(_rows(session, query, price), wanted)
 
 
-def with_clocks(session: Session, rows: Sequence[JobRow]) -> tuple[JobRow, ...]:
-    """Rows that also know whether the clocks agreed, which only the reports say."""
-    heads: dict[str, bytes] = {}
-    for ids in _chunks([row.result_id for row in rows if row.result_id is not None]):
-        head = func.substr(Result.report, 1, HEAD_BYTES).label("head")
-        query = select(Result.id, head).where(Result.id.in_(ids))
-        heads |= {row.id: row.head for row in session.execute(query)}
+def chosen(rows: Iterable[JobRow], wanted: JobFilter) -> list[JobRow]:
+    """Those of these jobs that fit, in the order that is asked for.
+
+    Jobs without a number come last in either direction; equal ones are in the order of names.
+    """
+    key = _KEYS[wanted.sort]
+    fitting = sorted((row for row in rows if _fits(row, wanted)), key=lambda row: row.name)
+    known = [row for row in fitting if key(row) is not None]
+    known.sort(key=key, reverse=wanted.descending)
+    ordered = [*known, *(row for row in fitting if key(row) is None)]
+    return sorted(ordered, key=lambda row: row.ended) if wanted.ended_last else ordered
+
+
+_KEYS: Final[dict[JobSort, Callable[[JobRow], Any]]] = {
+    JobSort.LAST_DATA: lambda row: row.last_data_s,
+    JobSort.LAST_STEP: lambda row: row.last_step,
+    JobSort.NAME: lambda row: row.name,
+    JobSort.STATE: lambda row: _URGENCY[row.state],
+    JobSort.CAUSE: lambda row: None if row.finding is None else row.finding.cause,
+    JobSort.WASTE: lambda row: row.waste_ratio,
+    JobSort.SLOWDOWN: lambda row: row.slowdown,
+    JobSort.COST: lambda row: row.gpu_hours_per_day,
+    JobSort.SINCE: lambda row: None if row.finding is None else row.finding.since_s,
+}
+
+
+def _fits(row: JobRow, wanted: JobFilter) -> bool:
+    least = wanted.min_waste
+    return (
+        (not wanted.name or wanted.name.lower() in row.name.lower())
+        and (wanted.running is None or row.running is wanted.running)
+        and (wanted.state is None or row.state is wanted.state)
+        and (wanted.verdict is None or row.verdict == wanted.verdict)
+        and (least is None or (row.waste_ratio is not None and row.waste_ratio >= least))
+    )
+
+
+def completed(session: Session, rows: Sequence[JobRow]) -> tuple[JobRow, ...]:
+    """Rows whose findings have their documents, which words are made of."""
+    documents: dict[str, dict[str, Any]] = {}
+    for ids in _chunks([row.finding.id for row in rows if row.finding is not None]):
+        query = select(Finding.id, Finding.document).where(Finding.id.in_(ids))
+        documents |= {row.id: row.document for row in session.execute(query)}
     return tuple(
-        _with_state(replace(row, aligned=is_aligned(heads.get(row.result_id or ""))))
+        row
+        if row.finding is None
+        else replace(row, finding=replace(row.finding, document=documents[row.finding.id]))
         for row in rows
     )
 
@@ -187,10 +267,73 @@ def get_job(session: Session, tenant_id: str, job_id: str, price: float | None) 
     found = _rows(session, _jobs(tenant_id, JobFilter()).where(Job.id == job_id), price)
     if not found:
         raise MissingError("expected the id of a job")
-    return with_clocks(session, found)[0]
+    return completed(session, found)[0]
 
 
-def _jobs(tenant_id: str, wanted: JobFilter) -> Select[Job, Attempt, Result, Window]:
+class _Found(NamedTuple):
+    """A row of `_jobs`: attributes of a tuple cost a tenth of those of the library's rows."""
+
+    id: str
+    name: str
+    pinned: bool
+    created_ns: int
+    last_data_ns: int
+    # of the newest attempt
+    attempt_id: str | None
+    number: int | None
+    mode: str | None
+    ended_ns: int | None
+    dp: int
+    pp: int
+    tp: int
+    cp: int
+    ep: int
+    vpp: int
+    ready_step: int | None
+    live_step: int | None
+    live: tuple[Any, ...]
+    # of the last result, and its window
+    result_id: str | None
+    coverage_ratio: float | None
+    numbers: tuple[Any, ...]
+    window_attempt: str | None
+    kind: str | None
+    last_step: int | None
+    missing_count: int | None
+
+
+#: What the newest attempt (of its running diagnosis, as ``live_``) and the last result both have.
+_NUMBERS: Final = ("slowdown", "verdict", "waste_ratio", "recorded_s", "ideal_s", "aligned")
+
+#: Where the columns of the attempt's numbers, and of the result's, begin in a row.
+_LIVE: Final = 17
+_LAST: Final = _LIVE + len(_NUMBERS) + 2
+
+
+def _found(row: Sequence[Any]) -> _Found:
+    size = len(_NUMBERS)
+    live, numbers = tuple(row[_LIVE : _LIVE + size]), tuple(row[_LAST : _LAST + size])
+    result = row[_LIVE + size : _LAST]
+    return _Found._make((*row[:_LIVE], live, *result, numbers, *row[_LAST + size :]))
+
+
+def _jobs(tenant_id: str, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
+    """`_columns` of those jobs that fit, as far as the database can say."""
+    query = _columns().where(Job.tenant_id == tenant_id)
+    if wanted.name:
+        query = query.where(func.lower(Job.name).contains(wanted.name.lower(), autoescape=True))
+    if wanted.running is not None:
+        ended = or_(Attempt.id.is_(None), Attempt.ended_ns.is_not(None))
+        query = query.where(~ended if wanted.running else ended)
+    return query
+
+
+@lru_cache(maxsize=1)
+def _columns() -> Select[*tuple[Any, ...]]:
+    """Columns of each job, its newest attempt, its last result and that one's window.
+
+    Made once: putting it together takes longer than running it for a hundred jobs.
+    """
     newest, other, window = aliased(Attempt), aliased(Attempt), aliased(Window)
     attempt_id = (
         select(newest.id)
@@ -205,192 +348,128 @@ def _jobs(tenant_id: str, wanted: JobFilter) -> Select[Job, Attempt, Result, Win
         .join(window, window.id == Result.window_id)
         .join(other, other.id == window.attempt_id)
         .where(other.job_id == Job.id)
-        .order_by(other.number.desc(), window.number.desc(), Result.created_ns.desc())
+        .order_by(
+            *(other.number.desc(), window.kind.desc(), window.number.desc()),
+            Result.created_ns.desc(),
+        )
         .limit(1)
         .correlate(Job)
         .scalar_subquery()
     )
     last = aliased(Result)
-    query = (
-        select(Job, Attempt, last, Window)
+    return (
+        select(
+            *(Job.id, Job.name, Job.pinned, Job.created_ns, Job.last_data_ns),
+            *(Attempt.id.label("attempt_id"), Attempt.number, Attempt.mode, Attempt.ended_ns),
+            *(Attempt.dp, Attempt.pp, Attempt.tp, Attempt.cp, Attempt.ep, Attempt.vpp),
+            *(Attempt.ready_step, Attempt.live_step),
+            *(getattr(Attempt, f"live_{name}") for name in _NUMBERS),
+            *(last.id.label("result_id"), last.coverage_ratio),
+            *(getattr(last, name) for name in _NUMBERS),
+            *(Window.attempt_id.label("window_attempt"), Window.kind, Window.last_step),
+            Window.missing_count,
+        )
         .select_from(Job)
         .outerjoin(Attempt, Attempt.id == attempt_id)
         .outerjoin(last, last.id == result_id)
         .outerjoin(Window, Window.id == last.window_id)
-        .where(Job.tenant_id == tenant_id)
     )
-    if wanted.name:
-        query = query.where(func.lower(Job.name).contains(wanted.name.lower(), autoescape=True))
-    if wanted.running is not None:
-        ended = or_(Attempt.id.is_(None), Attempt.ended_ns.is_not(None))
-        query = query.where(~ended if wanted.running else ended)
-    return query
 
 
-def _rows(
-    session: Session, query: Select[Job, Attempt, Result, Window], price: float | None
-) -> list[JobRow]:
-    found: list[_Found] = [(*row,) for row in session.execute(query)]
-    findings = _findings(session, found)
-    return [_row(each, findings.get(each[0].id, []), price) for each in found]
+def _rows(session: Session, query: Select[*tuple[Any, ...]], price: float | None) -> list[JobRow]:
+    found = [_found(row) for row in session.execute(query)]
+    attempts = [row.attempt_id for row in found if row.attempt_id is not None]
+    findings = _findings(session, attempts)
+    return [_row(each, findings.get(each.attempt_id or "", []), price) for each in found]
 
 
-def _findings(session: Session, found: Sequence[_Found]) -> dict[str, list[Finding]]:
-    """Findings by job that hold now or, of an attempt that is over, held at its end."""
-    by_job: dict[str, list[Finding]] = {}
-    for ids in _chunks([row[1].id for row in found if row[1] is not None]):
+def _findings(session: Session, attempts: Sequence[str]) -> dict[str, list[OpenFinding]]:
+    """Findings by attempt that hold now or, of an attempt that is over, held at its end."""
+    since = func.coalesce(Finding.onset_step, Finding.opened_step)
+    columns = (
+        *(Finding.attempt_id, Finding.id, Finding.severity, Finding.verdict, Finding.cause),
+        *(since, Finding.opened_ns, Finding.excess_s),
+    )
+    found: dict[str, list[OpenFinding]] = {}
+    for ids in _chunks(attempts):
         query = (
-            select(Finding)
+            select(*columns)
             .where(Finding.attempt_id.in_(ids), Finding.cleared_step.is_(None))
             .order_by(Finding.excess_s.desc())
             .limit(_MAX_FINDINGS)
         )
-        for finding in session.execute(query).scalars():
-            by_job.setdefault(finding.job_id, []).append(finding)
-    return by_job
+        for attempt, name, severity, verdict, cause, step, at_ns, excess_s in session.execute(
+            query
+        ):
+            finding = OpenFinding(
+                name, severity, verdict, cause, step, seconds(at_ns), excess_s, {}
+            )
+            found.setdefault(attempt, []).append(finding)
+    return found
 
 
 def _chunks(ids: Sequence[str], size: int = 500) -> list[Sequence[str]]:
     return [ids[first : first + size] for first in range(0, len(ids), size)]
 
 
-def _row(found: _Found, findings: Sequence[Finding], price: float | None) -> JobRow:
-    job, attempt, result, window = found
-    layout = None if attempt is None else layout_of(attempt)
-    dearest = min(findings, key=_importance, default=None)
-    row = JobRow(
-        id=job.id,
-        name=job.name,
-        state=JobState.WAITING,
-        health=JobState.WAITING,
-        running=attempt is not None and attempt.ended_ns is None,
-        pinned=job.pinned,
-        attempt=None if attempt is None else attempt.number,
-        attempt_id=None if attempt is None else attempt.id,
-        result_id=None if result is None else result.id,
-        mode=None if attempt is None else attempt.mode,
+def _row(found: _Found, findings: Sequence[OpenFinding], price: float | None) -> JobRow:
+    layout = None if found.attempt_id is None else _layout(found)
+    gpus = None if layout is None else layout.world_size
+    speaks = _is_behind(found) and found.live[0] is not None
+    numbers = dict(zip(_NUMBERS, found.live if speaks else found.numbers, strict=True))
+    hours = _lost(numbers["waste_ratio"], gpus)
+    return JobRow(
+        id=found.id,
+        name=found.name,
+        running=found.attempt_id is not None and found.ended_ns is None,
+        pinned=found.pinned,
+        attempt=found.number,
+        attempt_id=found.attempt_id,
+        result_id=found.result_id,
+        mode=found.mode,
         layout=layout,
-        gpus=None if layout is None else layout.world_size,
-        created_s=seconds(job.created_ns),
-        last_data_s=seconds(job.last_data_ns),
-        last_step=_last_step(attempt, window),
-        verdict=None if result is None else result.verdict,
-        slowdown=None if result is None else result.slowdown,
-        waste_ratio=None if result is None else result.waste_ratio,
-        recorded_s=None if result is None else result.recorded_s,
-        ideal_s=None if result is None else result.ideal_s,
-        gpu_hours_per_day=None,
-        cost_per_day=None,
-        coverage_ratio=None if result is None else result.coverage_ratio,
-        missing_count=0 if window is None else window.missing_count,
-        aligned=None,
+        gpus=gpus,
+        created_s=seconds(found.created_ns),
+        last_data_s=seconds(found.last_data_ns),
+        last_step=_last_step(found),
+        gpu_hours_per_day=hours,
+        cost_per_day=None if price is None or hours is None else hours * price,
+        coverage_ratio=found.coverage_ratio,
+        missing_count=found.missing_count or 0,
         open_findings=len(findings),
-        finding=None if dearest is None else _open(dearest),
+        finding=min(findings, key=_importance, default=None),
+        **numbers,
     )
-    if attempt is not None and _is_behind(attempt, window):
-        row = _with_live(row, attempt)
-    return _with_state(_with_cost(row, price))
 
 
-def _with_state(row: JobRow) -> JobRow:
-    health = health_of(row)
-    ended = not row.running and row.mode == Mode.LIVE
-    return replace(row, health=health, state=JobState.ENDED if ended else health)
+def _layout(found: _Found) -> Layout:
+    return Layout(found.dp, found.pp, found.tp, found.cp, found.ep, found.vpp)
 
 
-def _importance(finding: Finding) -> tuple[bool, int, float]:
+def _lost(waste_ratio: float | None, gpus: int | None) -> float | None:
+    """GPU-hours per day."""
+    return None if waste_ratio is None or gpus is None else max(waste_ratio, 0.0) * gpus * 24
+
+
+def _importance(finding: OpenFinding) -> tuple[bool, int, float]:
     calm = finding.verdict in ("planned_pause", "warmup", "none")
     hang = finding.verdict != "hang"
     return calm, 3 * hang + _ORDER.get(finding.severity, 3), -(finding.excess_s or 0.0)
 
 
-def _open(finding: Finding) -> OpenFinding:
-    since = finding.opened_step if finding.onset_step is None else finding.onset_step
-    return OpenFinding(
-        id=finding.id,
-        severity=finding.severity,
-        verdict=finding.verdict,
-        cause=finding.cause,
-        since_step=since,
-        since_s=seconds(finding.opened_ns),
-        document=finding.document,
-    )
+def _last_step(found: _Found) -> int | None:
+    mine = found.attempt_id is not None and found.window_attempt == found.attempt_id
+    known = (found.ready_step, found.live_step, found.last_step if mine else None)
+    # Dumps are of no step.
+    return max((step for step in known if step is not None and step >= 0), default=None)
 
 
-def _last_step(attempt: Attempt | None, window: Window | None) -> int | None:
-    known = [] if attempt is None else [attempt.ready_step, attempt.live_step]
-    if window is not None and attempt is not None and window.attempt_id == attempt.id:
-        known.append(window.last_step)
-    return max((step for step in known if step is not None), default=None)
-
-
-def _is_behind(attempt: Attempt, window: Window | None) -> bool:
+def _is_behind(found: _Found) -> bool:
     """Whether the running diagnosis knows more than the last window."""
-    if attempt.live_step is None:
+    if found.live_step is None:
         return False
-    mine = window is not None and window.attempt_id == attempt.id
-    return not mine or window is None or attempt.live_step > window.last_step
-
-
-def _with_live(row: JobRow, attempt: Attempt) -> JobRow:
-    """The numbers of the running diagnosis, if it could say any."""
-    if attempt.live_slowdown is None:
-        return row
-    return replace(
-        row,
-        verdict=attempt.live_verdict,
-        slowdown=attempt.live_slowdown,
-        waste_ratio=attempt.live_waste_ratio,
-        recorded_s=attempt.live_recorded_s,
-        ideal_s=attempt.live_ideal_s,
-    )
-
-
-def _with_cost(row: JobRow, price: float | None) -> JobRow:
-    if row.waste_ratio is None or row.gpus is None:
-        return row
-    hours = max(row.waste_ratio, 0.0) * row.gpus * 24
-    return replace(
-        row, gpu_hours_per_day=hours, cost_per_day=None if price is None else hours * price
-    )
-
-
-def health_of(row: JobRow) -> JobState:
-    """Where a job stands, whether or not it is over; what is certain goes first."""
-    severity = row.finding.severity if row.finding else None
-    if row.slowdown is None and severity is None:
-        return JobState.INCOMPLETE if row.missing_count else JobState.WAITING
-    if severity == "critical":
-        return JobState.CRITICAL
-    if row.missing_count or (row.coverage_ratio or 1.0) < _COMPLETE_RATIO:
-        return JobState.INCOMPLETE
-    if severity == "warning" or (row.slowdown or 1.0) >= SLOW:
-        return JobState.SLOW
-    return JobState.NOT_ALIGNED if row.aligned is False else JobState.HEALTHY
-
-
-def _matches(row: JobRow, wanted: JobFilter) -> bool:
-    verdict = wanted.verdict is None or row.verdict == wanted.verdict
-    least = wanted.min_waste
-    return verdict and (least is None or (row.waste_ratio is not None and row.waste_ratio >= least))
-
-
-def _sorted(rows: Sequence[JobRow], wanted: JobFilter) -> list[JobRow]:
-    """By one key; jobs without a number come last in either direction."""
-
-    def key(row: JobRow) -> Any:  # noqa: ANN401  # names or numbers
-        return {
-            JobSort.LAST_DATA: row.last_data_s,
-            JobSort.NAME: row.name,
-            JobSort.WASTE: row.waste_ratio,
-            JobSort.SLOWDOWN: row.slowdown,
-            JobSort.COST: row.gpu_hours_per_day,
-        }[wanted.sort]
-
-    known = sorted(
-        (row for row in rows if key(row) is not None), key=key, reverse=wanted.descending
-    )
-    return [*known, *(row for row in rows if key(row) is None)]
+    mine = found.window_attempt == found.attempt_id and found.kind == WindowKind.STEPS
+    return not mine or found.last_step is None or found.live_step > found.last_step
 
 
 # --- what the page of one job shows besides --------------------------------------------------
@@ -460,7 +539,7 @@ def missing_of(session: Session, attempt_id: str | None) -> Missing:
     window = session.execute(
         select(Window)
         .where(and_(Window.attempt_id == attempt_id, Window.ready_ns.is_not(None)))
-        .order_by(Window.number.desc())
+        .order_by(Window.kind.desc(), Window.number.desc())
         .limit(1)
     ).scalar()
     if window is None or not window.missing_count:
@@ -483,7 +562,7 @@ def fleet_version(session: Session, tenant_id: str) -> str:
     attempts = select(
         func.max(Attempt.live_analysed_ns), func.max(Attempt.ended_ns), func.sum(Attempt.revision)
     ).where(Attempt.tenant_id == tenant_id)
-    results = select(func.count(), func.max(Result.created_ns)).where(Result.tenant_id == tenant_id)
+    results = select(func.max(Result.created_ns)).where(Result.tenant_id == tenant_id)
     findings = select(func.max(Finding.last_ns), func.max(Finding.cleared_ns)).where(
         Finding.tenant_id == tenant_id
     )

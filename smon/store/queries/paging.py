@@ -81,3 +81,8 @@ def seconds(ns: int) -> float:
 def seconds_or_none(ns: int | None) -> float | None:
     """As `seconds`."""
     return None if ns is None else ns / 1e9
+
+
+def step_or_none(step: int) -> int | None:
+    """A step of a row; None where -1 stands for none."""
+    return step if step >= 0 else None

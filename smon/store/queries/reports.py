@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from types import UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import orjson
-import zstandard
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from smon.errors import MissingError, StoreError
 from smon.report import Finding, JobReport
-from smon.store.models import Attempt, Job, Result, Window
+from smon.store.models import Attempt, Job, Result, Window, WindowKind
 from smon.store.results import unpacked
-
-#: Enough for the first block of a zstd frame, which holds all up to the data quality.
-HEAD_BYTES: Final = 132 * 1024
-
-_ALIGNED: Final = re.compile(rb'"aligned": ?(true|false|null)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +28,8 @@ class StoredReport:
         JSON of schema ``smon.report/1`` in zstd.
     window_id
         None of the running diagnosis.
+    capture
+        Whether it was made of files that hold no ops.
     version
         Changes whenever the report does.
     """
@@ -45,6 +40,7 @@ class StoredReport:
     window_id: str | None
     workers_path: str | None
     version: str
+    capture: bool = False
 
 
 def document_of(packed: bytes) -> dict[str, Any]:
@@ -60,18 +56,6 @@ def document_of(packed: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise StoreError("a stored report is damaged: analyse the window again") from error
     return document
-
-
-def is_aligned(head: bytes | None) -> bool | None:
-    """What the beginning of a stored report says of the clocks; None if it does not."""
-    if not head:
-        return None
-    try:
-        text = zstandard.ZstdDecompressor().decompressobj().decompress(head)
-    except zstandard.ZstdError:
-        return None
-    match = _ALIGNED.search(text)
-    return {b"true": True, b"false": False}.get(match[1]) if match else None
 
 
 def report_of_window(session: Session, tenant_id: str, job_id: str, name: str) -> StoredReport:
@@ -101,6 +85,16 @@ def report_of_window(session: Session, tenant_id: str, job_id: str, name: str) -
     return _stored(session, found)
 
 
+def live_workers(session: Session, tenant_id: str, job_id: str) -> bytes | None:
+    """Every worker in each step of the running diagnosis: Parquet as beside a window's report."""
+    return session.execute(
+        select(Attempt.live_workers)
+        .where(Attempt.tenant_id == tenant_id, Attempt.job_id == job_id)
+        .order_by(Attempt.number.desc())
+        .limit(1)
+    ).scalar()
+
+
 def current_report(session: Session, tenant_id: str, job_id: str) -> StoredReport | None:
     """The newest thing known of a job: the running diagnosis, or its last window.
 
@@ -117,15 +111,23 @@ def current_report(session: Session, tenant_id: str, job_id: str) -> StoredRepor
     if row is None or row.live_step is None or row.live_analysed_ns is None:
         return latest
     if latest is not None and latest.attempt == row.number:
-        last = session.execute(
-            select(Window.last_step).where(Window.id == latest.window_id)
-        ).scalar_one()
-        if last >= row.live_step:
+        kind, last = session.execute(
+            select(Window.kind, Window.last_step).where(Window.id == latest.window_id)
+        ).one()
+        if kind == WindowKind.STEPS and last >= row.live_step:
             return latest
     try:
         return _live(session, tenant_id, job_id)
     except MissingError:
         return latest
+
+
+def newest_first() -> tuple[ColumnElement[Any], ...]:
+    """Results of windows, those that say most of a job now first: ops go before captures."""
+    return (
+        *(Attempt.number.desc(), Window.kind.desc(), Window.number.desc()),
+        Result.created_ns.desc(),
+    )
 
 
 def latest_result_id(session: Session, tenant_id: str, job_id: str) -> str | None:
@@ -135,7 +137,7 @@ def latest_result_id(session: Session, tenant_id: str, job_id: str) -> str | Non
         .join(Window, Window.id == Result.window_id)
         .join(Attempt, Attempt.id == Window.attempt_id)
         .where(Attempt.tenant_id == tenant_id, Attempt.job_id == job_id)
-        .order_by(Attempt.number.desc(), Window.number.desc(), Result.created_ns.desc())
+        .order_by(*newest_first())
         .limit(1)
     ).scalar()
 
@@ -172,13 +174,21 @@ def _stored(session: Session, result_id: str) -> StoredReport:
             Result.workers_path,
             Result.id,
             Result.created_ns,
+            Window.kind,
         )
         .join(Attempt, Attempt.id == Result.attempt_id)
+        .join(Window, Window.id == Result.window_id)
         .where(Result.id == result_id)
     ).one()
     version = f"{row.id}-{row.created_ns}"
     return StoredReport(
-        row.report, row.job_id, row.number, row.window_id, row.workers_path, version
+        packed=row.report,
+        job_id=row.job_id,
+        attempt=row.number,
+        window_id=row.window_id,
+        workers_path=row.workers_path,
+        version=version,
+        capture=row.kind == WindowKind.CAPTURE,
     )
 
 
@@ -221,22 +231,43 @@ def read_finding(document: Mapping[str, Any]) -> Finding:
     return finding
 
 
-@lru_cache(maxsize=64)
-def _hints(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+Reader = Callable[[Any], Any]
 
 
 def _read(kind: Any, value: Any) -> Any:  # noqa: ANN401  # any part of a report
-    if value is None:
-        return None
+    reader = _reader(kind)
+    return value if reader is None or value is None else reader(value)
+
+
+@lru_cache(maxsize=256)
+def _reader(kind: Any) -> Reader | None:  # noqa: ANN401  # a type, as annotations have it
+    """How a value of this type is read; None: it stays as it is. Found out once for each type."""
     origin = get_origin(kind)
     if origin in (UnionType, Union):
-        return _read(next(part for part in get_args(kind) if part is not type(None)), value)
+        return _reader(next(part for part in get_args(kind) if part is not type(None)))
     if origin is tuple:
-        inner = get_args(kind)[0]
-        return tuple(_read(inner, item) for item in value)
+        return _reader_of_many(_reader(get_args(kind)[0]))
     if is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        return kind(**{name: _read(hints[name], value[name]) for name in hints if name in value})
-    return value
+        return _reader_of_part(kind)
+    return None
+
+
+def _reader_of_many(one: Reader | None) -> Reader:
+    if one is None:
+        return tuple
+    return lambda values: tuple(None if value is None else one(value) for value in values)
+
+
+def _reader_of_part(kind: type[Any]) -> Reader:
+    hints = get_type_hints(kind)
+    parts = [(field.name, _reader(hints[field.name])) for field in fields(kind)]
+
+    def read(values: Mapping[str, Any]) -> Any:  # noqa: ANN401  # of `kind`
+        given = {}
+        for name, reader in parts:
+            if name in values:
+                value = values[name]
+                given[name] = value if reader is None or value is None else reader(value)
+        return kind(**given)
+
+    return read

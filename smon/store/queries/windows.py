@@ -8,19 +8,22 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, aliased
 
 from smon.errors import MissingError
-from smon.store.models import Attempt, Job, Result, Window
-from smon.store.queries.paging import Page, Slice, page_of, seconds, seconds_or_none
+from smon.store.models import Attempt, Job, Result, Window, WindowKind
+from smon.store.queries.paging import Page, Slice, page_of, seconds, seconds_or_none, step_or_none
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """A window, and the newest result of it; None where there is none."""
+    """A window, and the newest result of it; None where there is none.
+
+    Steps are None of a capture that is of no step.
+    """
 
     id: str
     attempt: int
     number: int
-    first_step: int
-    last_step: int
+    first_step: int | None
+    last_step: int | None
     rows: int
     state: str
     reason: str | None
@@ -41,6 +44,7 @@ class WindowRow:
     recorded_s: float | None
     ideal_s: float | None
     coverage_ratio: float | None
+    kind: WindowKind = WindowKind.STEPS
 
 
 def need_job(session: Session, tenant_id: str, job_id: str) -> None:
@@ -89,7 +93,7 @@ def list_windows(
         .join(Attempt, Attempt.id == Window.attempt_id)
         .outerjoin(Result, Result.id == newest)
         .where(Window.tenant_id == tenant_id, Window.job_id == job_id)
-        .order_by(Attempt.number.desc(), Window.number.desc())
+        .order_by(Attempt.number.desc(), Window.kind.desc(), Window.number.desc())
     )
     if wanted.attempt is not None:
         query = query.where(Attempt.number == wanted.attempt)
@@ -104,8 +108,8 @@ def _row(window: Window, attempt: int, result: Result | None) -> WindowRow:
         id=window.id,
         attempt=attempt,
         number=window.number,
-        first_step=window.first_step,
-        last_step=window.last_step,
+        first_step=step_or_none(window.first_step),
+        last_step=step_or_none(window.last_step),
         rows=window.rows,
         state=window.state,
         reason=window.reason,
@@ -126,4 +130,5 @@ def _row(window: Window, attempt: int, result: Result | None) -> WindowRow:
         recorded_s=None if result is None else result.recorded_s,
         ideal_s=None if result is None else result.ideal_s,
         coverage_ratio=None if result is None else result.coverage_ratio,
+        kind=WindowKind(window.kind),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,12 +58,29 @@ def workers_of(document: Mapping[str, Any], wanted: WorkerFilter) -> list[Worker
     return sorted(rows, key=_order)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkersFile:
+    """Every worker in each step: a file beside a window's report, or bytes of a live diagnosis."""
+
+    objects: Objects
+    path: str | None
+    packed: bytes | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether there is any."""
+        path = self.path
+        return self.packed is not None or (path is not None and self.objects.size(path) is not None)
+
+    def open(self) -> AbstractContextManager[Any]:
+        """For reading; only if it is there."""
+        if self.packed is not None:
+            return nullcontext(pa.BufferReader(self.packed))
+        return self.objects.open(self.path or "")
+
+
 def workers_in_step(
-    objects: Objects,
-    path: str | None,
-    step: int,
-    document: Mapping[str, Any],
-    wanted: WorkerFilter,
+    file: WorkersFile, step: int, document: Mapping[str, Any], wanted: WorkerFilter
 ) -> list[WorkerRow]:
     """Workers in one step, most slowed down first.
 
@@ -72,9 +90,9 @@ def workers_in_step(
         The file of the workers is not there (any more), or it does not have this step.
     """
     known = {(each.dp, each.stage): each for each in workers_of(document, wanted)}
-    if path is None or objects.size(path) is None:
+    if not file.there:
         raise MissingError("what each worker did in single steps is not kept for this window")
-    table = _read(objects, path, step)
+    table = _read(file, step)
     if not table.num_rows:
         raise MissingError("expected a step of this window that was analysed")
     columns = [table.column(name).to_pylist() for name in _COLUMNS]
@@ -95,14 +113,14 @@ def workers_in_step(
     return sorted(rows, key=_order)
 
 
-def _read(objects: Objects, path: str, step: int) -> pa.Table:
+def _read(file: WorkersFile, step: int) -> pa.Table:
     try:
-        with objects.open(path) as file:
+        with file.open() as opened:
             return pq.read_table(
-                file, columns=list(_COLUMNS), filters=pc.field("step") == step, partitioning=None
+                opened, columns=list(_COLUMNS), filters=pc.field("step") == step, partitioning=None
             )
     except (pa.ArrowException, OSError) as error:
-        raise StoreError(f"cannot read {path}: {error}") from error
+        raise StoreError(f"cannot read the workers of a window: {error}") from error
 
 
 def _order(row: WorkerRow) -> tuple[float, int, int]:

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from smon.errors import ConfigError
-from smon.trace.formats import ndtimeline, parquet
+from smon.trace.formats import (
+    flight_recorder,
+    inspector,
+    kineto,
+    megatron_log,
+    ndtimeline,
+    nsys,
+    parquet,
+    rank_events,
+    step_times,
+)
 from smon.trace.formats.reading import GZIP_MAGIC, Reading, inflated, printable
 
 #: Bytes from the start of a file that a reader may judge by.
@@ -45,7 +55,17 @@ class Reader(Protocol):
         """
 
 
-READERS: Final[tuple[Reader, ...]] = (parquet, ndtimeline)
+READERS: Final[tuple[Reader, ...]] = (
+    parquet,
+    rank_events,
+    ndtimeline,
+    kineto,
+    nsys,
+    inspector,
+    flight_recorder,
+    step_times,
+    megatron_log,
+)
 
 BY_NAME: Final = {reader.NAME: reader for reader in READERS}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from smon.errors import TraceError
 from smon.ops import STREAM_COMPUTE
-from smon.trace.table import OpTable, number_by_start
+from smon.trace.dumps import RankDump
+from smon.trace.events import RankEvents
+from smon.trace.series import StepSeries
+from smon.trace.table import OpTable, empty_table, number_by_start
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -43,13 +46,27 @@ class Reading:
         ``microbatch``. They are counted anew when several files become one table.
     notes
         Sentences for the report.
+    events
+        Instead of ops: the events of each rank in the file, of formats that know no ops.
+    dumps
+        Instead of ops: what ranks had called when they were dumped.
+    series
+        Instead of ops: step times of the whole job.
     """
 
-    table: OpTable
+    table: OpTable = field(default_factory=empty_table)
     tp: int = 0
     job_id: str | None = None
     unnumbered: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+    events: tuple[RankEvents, ...] = ()
+    dumps: tuple[RankDump, ...] = ()
+    series: StepSeries | None = None
+
+    @property
+    def has_ops(self) -> bool:
+        """Whether the table is what the file has."""
+        return not self.events and not self.dumps and self.series is None
 
 
 def printable(text: object) -> str:

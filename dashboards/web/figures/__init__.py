@@ -1,0 +1,1 @@
+"""Figures of the pages, as plain data for plotly.js; one module for each kind."""

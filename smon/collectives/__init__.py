@@ -1,0 +1,1 @@
+"""Traces that only have collectives: who comes late, what it costs, without a pipeline model."""

@@ -1,0 +1,1 @@
+"""Metrics of running jobs, made anew at each scrape from what the store knows."""

@@ -1,0 +1,125 @@
+"""Windows on PostgreSQL, analysed by several workers, of which some are killed in mid-window."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from smon.synth.scenario import Synthetic
+from tests.faults.outside import number, query
+from tests.faults.postgres import postgres
+from tests.faults.processes import FaultServer, WorkerProcess
+from tests.faults.site import wait_until
+from tests.proof.line import Form, Goal, Line, at_least, exactly
+from tests.proof.windows import (
+    WAIT_S,
+    done_of,
+    doubled,
+    is_done,
+    same_reports,
+    send_job,
+    wait_for,
+)
+
+#: Windows of each of the jobs, kills, and workers of the runs that are timed.
+_WINDOWS: Final = {Form.SHORT: 30, Form.LONG: 1000}
+_KILLS: Final = {Form.SHORT: 3, Form.LONG: 50}
+_WORKERS: Final = {Form.SHORT: (1,), Form.LONG: (1, 2)}
+
+#: Reports that are compared with those of this process.
+_COMPARED: Final = {Form.SHORT: 5, Form.LONG: 100}
+
+_CLAIMED: Final = "SELECT owner FROM windows WHERE state = 'claimed'"
+
+
+def prove(form: Form, folder: Path) -> Line:
+    """Drain backlogs with more and more workers, then with workers that are killed."""
+    begin, windows = time.monotonic(), _WINDOWS[form]
+    with ExitStack() as stack:
+        database = stack.enter_context(postgres())
+        url = database.new("workers")
+        shared = {"database_url": url, "trace_url": folder / "objects", "lease_s": 1.0}
+        server = stack.enter_context(FaultServer(folder / "server", shared))
+        rates = []
+        for count in _WORKERS[form]:
+            send_job(server, f"backlog-{count}", windows)
+            rates.append({"workers": count, "windows_per_s": _drain(server, url, count, windows)})
+        made = send_job(server, "killed", windows)
+        all_done = partial(is_done, url, "killed", windows)
+        kills = _killed(server, url, _KILLS[form], all_done, stack.callback)
+        wait_for(url, "killed", windows)
+        goals = tuple(_goals(server, url, form, made, kills))
+    figures = {"windows": windows * (len(rates) + 1), "kills": kills, "throughput": rates}
+    return Line("workers", form, goals, figures, round(time.monotonic() - begin, 1))
+
+
+def _goals(
+    server: FaultServer, url: str, form: Form, made: Synthetic, kills: int
+) -> Iterator[Goal]:
+    jobs = len(_WORKERS[form]) + 1
+    done = number(url, "SELECT count(*) FROM windows WHERE state = 'done'")
+    yield exactly("windows analysed", done, jobs * _WINDOWS[form])
+    yield exactly("windows with more than one result", doubled(url), 0)
+    yield at_least("workers killed while they had a window", kills, _KILLS[form])
+    compared = _COMPARED[form]
+    same = same_reports(server, url, made, _WINDOWS[form], compared)
+    yield exactly("reports that are those of one process, of those compared", same, compared)
+
+
+def _drain(server: FaultServer, url: str, count: int, windows: int) -> float:
+    """Windows per second that so many workers analyse, from the first result to the last."""
+    name = f"backlog-{count}"
+    workers = [WorkerProcess(server, f"{name}-{place}").start() for place in range(count)]
+    try:
+        wait_until(lambda: done_of(url, name), "a first result", WAIT_S)
+        begin, first = time.monotonic(), done_of(url, name)
+        wait_for(url, name, windows)
+        seconds = time.monotonic() - begin
+    finally:
+        for worker in workers:
+            worker.kill()
+    return round((windows - first) / max(seconds, 1e-9), 1)
+
+
+def _killed(
+    server: FaultServer,
+    url: str,
+    kills: int,
+    all_done: Callable[[], bool],
+    at_end: Callable[..., Any],
+) -> int:
+    """Kill workers while they have a window; each is followed by another. How many were killed."""
+    names = (f"victim-{place}" for place in itertools.count())
+    workers = {name: WorkerProcess(server, name).start() for name in itertools.islice(names, 2)}
+    done, deadline = 0, time.monotonic() + WAIT_S
+    while done < kills and not all_done() and time.monotonic() < deadline:
+        # Only one that was seen at work is stopped: stopping a worker that still starts would
+        # leave all windows to the other.
+        for name in _owners(url) & workers.keys():
+            if done < kills and _caught(url, workers[name]):
+                workers.pop(name).kill()
+                new = next(names)
+                workers[new] = WorkerProcess(server, new).start()
+                done += 1
+    for worker in workers.values():
+        at_end(worker.kill)
+    return done
+
+
+def _owners(url: str) -> set[str]:
+    return {str(owner) for (owner,) in query(url, _CLAIMED)}
+
+
+def _caught(url: str, worker: WorkerProcess) -> bool:
+    """Whether a worker, stopped now, has a window; it stays stopped if it has."""
+    worker.send(signal.SIGSTOP)
+    if worker.name in _owners(url):
+        return True
+    worker.send(signal.SIGCONT)
+    return False
