@@ -20,8 +20,10 @@ from smon.store.streams import StreamInfo
 #: Holes in the numbers of a stream that are remembered: agents send a few ahead.
 MAX_AHEAD: Final = 4096
 
-#: Streams that are remembered; of others the database is asked again.
+#: Streams that are remembered, and for how long after their last batch or heartbeat: most are over
+#: by then. Of others the database is asked again.
 MAX_STREAMS: Final = 65_536
+KEEP_STREAMS_S: Final = 600.0
 
 #: Digests that are remembered, of all streams together: 60 MB at most. Who does not know whether a
 #: batch was taken sends it again within a minute (``SMON_RETRY_MAX_S`` of the agent); what came
@@ -80,10 +82,13 @@ class StreamState:
     ----------
     asked_ns
         When the database was asked last.
+    used_s
+        When it was looked up last, as `StreamTable` reckons time.
     """
 
     info: StreamInfo
     asked_ns: int
+    used_s: float = 0.0
     epochs: dict[int, Ranges] = field(default_factory=dict)
 
     def update(self, info: StreamInfo, now_ns: int) -> None:
@@ -104,19 +109,37 @@ class StreamState:
 
 
 class StreamTable:
-    """The streams that this process has met lately."""
+    """The streams that this process has met lately.
 
-    __slots__ = ("_capacity", "_states")
+    Parameters
+    ----------
+    capacity
+        Streams that are remembered.
+    keep_s
+        A stream that was not looked up for so long is forgotten when another one comes.
+    monotonic
+        Seconds that never go back.
+    """
 
-    def __init__(self, capacity: int = MAX_STREAMS) -> None:
+    __slots__ = ("_capacity", "_keep_s", "_monotonic", "_states")
+
+    def __init__(
+        self,
+        capacity: int = MAX_STREAMS,
+        keep_s: float = KEEP_STREAMS_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._capacity = capacity
+        self._keep_s = keep_s
+        self._monotonic = monotonic
+        # The one that was looked up longest ago first.
         self._states: OrderedDict[tuple[str, str], StreamState] = OrderedDict()
 
     def get(self, tenant_id: str, stream_id: str) -> StreamState | None:
         """A stream of this tenant; None if it is not known here."""
         state = self._states.get((tenant_id, stream_id))
         if state is not None:
-            self._states.move_to_end((tenant_id, stream_id))
+            self._use((tenant_id, stream_id), state)
         return state
 
     def adopt(
@@ -136,10 +159,20 @@ class StreamTable:
         state.update(info, now_ns)
         for epoch, first, last in logged:
             state.ranges(epoch).add(first, last)
-        self._states.move_to_end(place)
-        while len(self._states) > self._capacity:
-            self._states.popitem(last=False)
+        self._use(place, state)
+        self._forget_old()
         return state
+
+    def _use(self, place: tuple[str, str], state: StreamState) -> None:
+        state.used_s = self._monotonic()
+        self._states.move_to_end(place)
+
+    def _forget_old(self) -> None:
+        before_s = self._monotonic() - self._keep_s
+        while len(self._states) > self._capacity or (
+            next(iter(self._states.values())).used_s < before_s
+        ):
+            self._states.popitem(last=False)
 
     def forget(self, stream_id: str) -> None:
         """Ask the database again when the stream comes next."""

@@ -56,6 +56,21 @@ def test_streams_that_are_not_used_are_forgotten() -> None:
     assert table.get("default", "a") is None
 
 
+def test_streams_of_jobs_that_are_over_are_forgotten() -> None:
+    """A server that has seen many jobs does not grow; one that still sends is kept."""
+    now_s = 0.0
+    table = StreamTable(keep_s=100, monotonic=lambda: now_s)
+    for name in ("over", "sends"):
+        table.adopt(info(name), [], 0)
+    now_s = 60.0
+    assert table.get("default", "sends") is not None
+    now_s = 150.0
+    table.adopt(info("new"), [], 0)
+    assert len(table) == 2
+    assert table.get("default", "over") is None
+    assert table.get("default", "sends") is not None
+
+
 def test_the_digests_that_came_last_are_remembered() -> None:
     """Memory is bounded by their number."""
     digests = Digests(capacity=2)
