@@ -6,6 +6,7 @@ import argparse
 import functools
 import importlib
 import inspect
+import io
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from smon import analysis, errors
 from smon.analysis import Options, analyze
@@ -30,6 +32,7 @@ from smon.ops import BY_LABEL, OP_TYPES, metric_key
 from smon.plan import fix, microbatches, replicas, stages
 from smon.plan.fix import FixName
 from smon.plan.undo import FIX_OF
+from smon.render import print_report
 from smon.render.words import CAUSES
 from smon.report import JobReport
 from smon.series.report import analyze_series
@@ -203,6 +206,17 @@ def test_every_command_line_parses() -> None:
     lines += [example for _, example in examples(CLI)]
     assert {line.split()[1] for line in lines} >= {"analyze", "synth", "demo", "--version"}
     assert not [line for line in lines if not parses(line)]
+
+
+def test_the_answer_in_the_readme_is_the_one_that_is_given() -> None:
+    """Who copies the commands sees what stands there."""
+    made = generate(scenario("slow-worker"))
+    out = io.StringIO()
+    print_report(analyze(made.table, made.job), Console(file=out, width=100))
+    shown = (ROOT / "README.md").read_text("utf-8").split("$ smon analyze jobs/slow-worker\n")[1]
+    shown = shown.partition("```")[0]
+    assert shown.count("\n") == 4
+    assert out.getvalue().startswith(shown)
 
 
 def test_a_wrong_command_line_is_noticed() -> None:

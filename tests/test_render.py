@@ -42,6 +42,25 @@ def test_the_heat_map_fits_the_terminal(report: JobReport, width: int) -> None:
     assert all(len(line) <= width for line in rows)
 
 
+def test_commands_can_be_copied_from_a_narrow_terminal(report: JobReport) -> None:
+    """Commands are printed whole, however narrow: the terminal wraps them, and gives them back."""
+    lines = text(report, width=40).splitlines()
+    command = report.findings[0].next[0]
+    assert sum(line.endswith(f"Next: {command}") for line in lines) == 1
+    assert [line for line in lines if line.startswith("    → ")] == [
+        f"    → {each}" for each in report.findings[0].next
+    ]
+
+
+def test_evidence_stays_indented(report: JobReport) -> None:
+    """What is too long for one line goes on below its own beginning."""
+    lines = text(report, width=40).splitlines()
+    first = lines.index("WARNING  " + headline(report, report.findings[0])) + 1
+    evidence = lines[first : next(at for at, line in enumerate(lines) if "→" in line)]
+    assert len(evidence) > len(report.findings[0].evidence)
+    assert all(line.startswith("    ") and len(line) <= 40 for line in evidence)
+
+
 def test_the_hottest_cell_is_the_slow_worker(report: JobReport) -> None:
     """Row and column of the highest number are the worker that was slowed."""
     rows = [line for line in text(report).splitlines() if line.startswith("stage ")][-4:]

@@ -5,7 +5,8 @@ Knows the report and nothing behind it.
 
 from __future__ import annotations
 
-from rich.console import Console, Group
+from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from smon.render.collectives import collectives
@@ -18,6 +19,7 @@ __all__ = ["print_report"]
 
 _STYLES = {"critical": "bold red", "warning": "bold yellow", "info": "bold"}
 _MAX_CANDIDATES = 8
+_INDENT = 4
 
 
 def print_report(report: JobReport, console: Console) -> None:
@@ -25,10 +27,11 @@ def print_report(report: JobReport, console: Console) -> None:
     console.print(_title(report))
     console.print()
     for line in verdict_lines(report):
-        console.print(Text(line, style="bold"))
+        # Never broken by us: the first one ends with a command, to be copied as it stands.
+        console.print(Text(line, style="bold"), soft_wrap=True)
     for finding in report.findings:
         console.print()
-        console.print(_finding(report, finding))
+        _print_finding(report, finding, console)
     if report.slowdown.paper is not None:
         console.print()
         console.print(step_time(report))
@@ -64,25 +67,29 @@ def _title(report: JobReport) -> Text:
     return title
 
 
-def _finding(report: JobReport, finding: Finding) -> Group:
+def _print_finding(report: JobReport, finding: Finding, console: Console) -> None:
     """A finding with its evidence, its candidates and what to do."""
     head = Text(f"{finding.severity.upper()}  ", style=_STYLES.get(finding.severity, "bold"))
     head.append(headline(report, finding), style="bold")
-    lines = [head]
-    lines.extend(Text(f"    {printable(line)}") for line in finding.evidence)
+    console.print(head, soft_wrap=True)
+    for line in _grounds(finding):
+        console.print(Padding(Text(line), (0, 0, 0, _INDENT), expand=False))
+    for line in finding.next:
+        console.print(Text(f"{' ' * _INDENT}→ {printable(line)}"), soft_wrap=True)
+
+
+def _grounds(finding: Finding) -> list[str]:
+    """What a finding rests on, who else it could be, and who waits for it."""
+    lines = [printable(line) for line in finding.evidence]
     if finding.candidates:
-        lines.append(Text(f"    {_candidates(finding)}"))
-    if finding.victims is not None and finding.victims.wait_s is None:
-        waiting = ", ".join(map(str, finding.victims.ranks))
-        lines.append(Text(f"    {finding.victims.count} ranks wait for it: {waiting}"))
-    elif finding.victims is not None and finding.victims.wait_s is not None:
-        wait = seconds(finding.victims.wait_s)
-        lines.append(
-            Text(f"    {finding.victims.count} other workers wait, typically {wait} a step")
-        )
-    lines.append(Text(f"    confidence {finding.confidence:.0%}"))
-    lines.extend(Text(f"    → {printable(line)}") for line in finding.next)
-    return Group(*lines)
+        lines.append(_candidates(finding))
+    victims = finding.victims
+    if victims is not None and victims.wait_s is None:
+        lines.append(f"{victims.count} ranks wait for it: {', '.join(map(str, victims.ranks))}")
+    elif victims is not None:
+        wait = seconds(victims.wait_s)
+        lines.append(f"{victims.count} other workers wait, typically {wait} a step")
+    return [*lines, f"confidence {finding.confidence:.0%}"]
 
 
 def _candidates(finding: Finding) -> str:
