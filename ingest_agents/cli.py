@@ -158,7 +158,7 @@ def _add_send(commands: _SubParsersAction[_Parser]) -> None:
         metavar="SECONDS",
         nargs="?",
         const=300.0,
-        help="wait for the analysis, and print its verdict",
+        help="wait for the analysis, and print its verdict; needs the scope read as well",
     )
     _add_settings(send, [name for name in names() if name not in _NOT_FOR_SEND])
     send.set_defaults(run=_send)
@@ -373,7 +373,7 @@ def _report(
     link: Link,
     sent: Any,  # noqa: ANN401  # `ingest_agents.send.Sent`, which is imported late
 ) -> int:
-    from ingest_agents.send import job_id_of, verdict_of
+    from ingest_agents.send import job_id_of
 
     job_id = job_id_of(link, sent.job)
     print(f"job {sent.job}{f' ({job_id})' if job_id else ''}, stream {sent.stream_id}")
@@ -383,11 +383,30 @@ def _report(
     for reason, events in sent.dropped.items():
         print(f"{events} events were refused: {reason}", file=sys.stderr)
     if parsed.wait is not None:
-        verdict = verdict_of(link, job_id, parsed.wait) if job_id else None
-        if verdict is None:
-            raise ConfigError(f"no window was analysed within {parsed.wait:g} s: look later")
-        print(verdict)
+        print(_verdict(link, job_id, parsed.wait))
     return EXIT_USAGE if sent.dropped else EXIT_OK
+
+
+def _verdict(link: Link, job_id: str | None, wait_s: float) -> str:
+    """What the analysis says, once there is one.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be read, or takes too long. The data are stored all the same.
+    """
+    from ingest_agents.send import may_read, verdict_of
+
+    if job_id is None:
+        if not may_read(link):
+            raise ConfigError(
+                "the data are stored, but --wait needs a token with the scope read as well"
+            )
+        raise ConfigError("the data are stored, but the server does not list the job: look later")
+    verdict = verdict_of(link, job_id, wait_s)
+    if verdict is None:
+        raise ConfigError(f"no window was analysed within {wait_s:g} s: look later")
+    return verdict
 
 
 def _progress() -> Callable[[str, int, int], None]:

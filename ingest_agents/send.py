@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 _OK: Final = 200
+#: Answers that say that the token does not do, and not that nothing is there.
+_REFUSED: Final = frozenset({401, 403})
 _POLL_S: Final = 0.05
 _VERDICT_POLL_S: Final = 0.5
 _FINAL: Final = frozenset({"done", "failed"})
@@ -118,6 +120,11 @@ def job_id_of(link: Link, job: str) -> str | None:
         if each.get("name") == job and isinstance(each.get("id"), str):
             return str(each["id"])
     return None
+
+
+def may_read(link: Link) -> bool:
+    """Whether the server lets this token read: sending needs another scope."""
+    return link.get(f"{API}/jobs?limit=1").status not in _REFUSED
 
 
 def verdict_of(

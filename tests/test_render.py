@@ -32,6 +32,17 @@ def text(report: JobReport, *, width: int = 100, color: bool = False) -> str:
     return out.getvalue()
 
 
+@pytest.mark.parametrize("ideal_s, times", [(3.7, 1), (3.6, 0), (None, 0)])
+def test_a_fix_that_saves_more_than_is_lost_is_explained(
+    report: JobReport, ideal_s: float | None, times: int
+) -> None:
+    """Only where a fix goes below the ideal step time: else there is no riddle."""
+    best_s = min(fix.step_time_s for fix in report.fixes)
+    assert best_s == pytest.approx(3.66, abs=0.01)
+    changed = replace(report, step_time=replace(report.step_time, ideal_s=ideal_s))
+    assert text(changed, width=200).count("A fix can save more than is lost") == times
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 132, 200])
 def test_the_heat_map_fits_the_terminal(report: JobReport, width: int) -> None:
     """No line of the heat map is wider than the terminal; DP ranks are grouped instead."""

@@ -199,7 +199,8 @@ class Agents:
         now_ns = self._service.clock()
         unknown = set()
         with self._service.database.write() as session:
-            for stream in beat.streams:
+            # In the order in which a commit locks them: else each could wait for the other.
+            for stream in sorted(beat.streams, key=lambda each: each.stream_id):
                 known = streams.heartbeat(
                     session, tenant_id, stream.stream_id, stream.document, beat.clock, now_ns
                 )

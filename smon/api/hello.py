@@ -18,6 +18,7 @@ from smon.store.models import Mode, TimeBase
 from smon.store.streams import StreamRequest
 from smon.topology import Layout
 from smon.wire import PROTOCOL
+from smon.wire.parts import MAX_RANKS
 from smon.wire.problems import Problem
 
 MAX_NAME: Final = 200
@@ -120,9 +121,13 @@ def _layout(sizes: Object) -> Layout:
     if unknown or not {"dp", "pp"} <= set(sizes):
         raise _invalid("expected a layout of dp, pp and, if need be, tp, cp, ep, vpp")
     try:
-        return Layout(**sizes)
+        layout = Layout(**sizes)
     except TopologyError as error:
         raise _invalid("expected the sizes of a layout to be whole numbers from 1") from error
+    if layout.world_size > MAX_RANKS:
+        # Workers keep arrays of all workers of a job.
+        raise _invalid(f"expected at most {MAX_RANKS} ranks, found {layout.world_size}")
+    return layout
 
 
 def _ranks(stream: Object, layout: Layout) -> tuple[int, ...]:

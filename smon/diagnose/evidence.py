@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from smon.attribute.occupied import compute_and_wait
 from smon.attribute.slowdown import StepTimes
 from smon.diagnose.history import History
 from smon.graph.stuck import Stuck
@@ -103,6 +104,14 @@ class Evidence:
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
+
+    @cached_property
+    def wait_ns(self) -> Floats:
+        """(dp_ranks, stages) mean time per step in which a worker only waits for its peers."""
+        wait = compute_and_wait(self.window)[1]
+        known = ~np.isnan(wait)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.where(known, wait, 0.0).sum(axis=2) / known.sum(axis=2))
 
     def cost_ns(self, changes: Changes) -> Floats:
         """(steps,) what a cause costs: without it, steps would be so much shorter.

@@ -149,6 +149,8 @@ def _where(draft: Draft) -> str:
         return f"rank {where.rank} (DP rank {where.dp}, stage {where.stage})"
     if where.stage is not None:
         return f"stage {where.stage}"
+    if draft.scope == "pp_group" and where.dp is not None:
+        return f"DP rank {where.dp}"
     return "the whole job" if draft.scope == "job" else draft.scope
 
 
@@ -209,27 +211,10 @@ def _victims(evidence: Evidence, where: Where) -> Victims | None:
     """Everyone but the one suspect, and how long they wait for others in a typical step."""
     if where.dp is None or where.stage is None:
         return None
-    wait = _waits(evidence)
+    wait = evidence.wait_ns.copy()
     wait[where.dp, where.stage] = np.nan
     waiting = np.argwhere(~np.isnan(wait))
     if len(waiting) == 0:
         return None
     ranks = sorted(evidence.layout.rank(int(dp), int(stage)) for dp, stage in waiting)
     return Victims(len(ranks), tuple(ranks[:_MAX_RANKS]), float(np.nanmedian(wait)) / 1e9)
-
-
-def _waits(evidence: Evidence) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """(dp_ranks, stages) mean time per step that a worker waits inside communication, ns."""
-    window = evidence.window
-    total = np.zeros((window.dp_ranks, window.stages))
-    lanes = np.zeros(window.dp_ranks)
-    for part in window.parts:
-        grouped = np.flatnonzero(part.graph.group >= 0)
-        stages = part.graph.structure.stage[grouped]
-        waits = part.end[grouped] - part.start[grouped] - part.work[grouped]
-        np.maximum(waits, 0.0, out=waits)
-        by_stage = [waits[stages == stage].sum(axis=0) for stage in range(window.stages)]
-        np.add.at(total, part.dp, np.stack(by_stage, axis=1))
-        np.add.at(lanes, part.dp, 1)
-    with np.errstate(invalid="ignore"):
-        return total / lanes[:, None]

@@ -16,6 +16,9 @@ from typing import Final, Self
 #: What a decoder is at: round, place of the body in it. Written before each body.
 _AT: Final = struct.Struct("<QQ")
 
+#: Place of a round of which no body was begun.
+NOT_BEGUN: Final = 1 << 32
+
 _NOTE: Final = struct.Struct("<BQQQ")
 
 #: Columns begin at multiples of this.

@@ -27,7 +27,7 @@ import orjson
 
 from smon.errors import WireError
 from smon.ingest import parcels
-from smon.ingest.arena import NOTE_BYTES, Arena, Note, Said
+from smon.ingest.arena import NOT_BEGUN, NOTE_BYTES, Arena, Note, Said
 from smon.ingest.decode import Content, check, decode
 from smon.ingest.limits import TRUSTED, Limits
 from smon.ingest.parcels import Parcel
@@ -124,9 +124,22 @@ def main(arguments: Sequence[str], decode: Decode = content_of) -> int:
         pause_s = min(2 * pause_s, _LAST_PAUSE_S) if at == last else _FIRST_PAUSE_S
         time.sleep(pause_s if at == last else 0.0)
         last = at
+        _drop(lane, at[0])
         lane.socket.send(Note(Said.DIED, at[0], at[1], status).encode())
         working[_forked(lane, orders)] = lane
     return 0
+
+
+def _drop(lane: End, round_: int) -> None:
+    """Take the question of a round that was begun off the socket, if it is there still.
+
+    The server asks its bodies again, in another round: answered now, they would be read where the
+    next question lies by then. A question of a later round stays, for the next decoder.
+    """
+    with contextlib.suppress(BlockingIOError):
+        seen = lane.socket.recv(NOTE_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if seen and Note.decode(seen).round <= round_:
+            lane.socket.recv(NOTE_BYTES, socket.MSG_DONTWAIT)
 
 
 def _die_with(parent: int) -> None:
@@ -172,9 +185,15 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _work(lane: End, orders: Orders) -> int:
-    """Decode until the server closes the socket; the exit code."""
-    while data := lane.socket.recv(NOTE_BYTES):
+    """Decode until the server closes the socket; the exit code.
+
+    A question is looked at, noted as begun, and only then taken: whenever this process is killed,
+    either the question still lies there for the next one, or the note says that it was taken.
+    """
+    while data := lane.socket.recv(NOTE_BYTES, socket.MSG_PEEK):
         note = Note.decode(data)
+        lane.arena.set_at(note.round, NOT_BEGUN)
+        lane.socket.recv(NOTE_BYTES)
         lane.arena.resume(note.first + note.second)
         asked = parcels.parsed(lane.arena.take(note.first, note.second))
         said = _answers(lane.arena, note.round, asked, orders)

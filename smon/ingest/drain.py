@@ -42,6 +42,9 @@ _log = logging.getLogger(__name__)
 _MOVE_EVENTS: Final = 300_000
 _MOVE_RECORDS: Final = 65_536
 
+#: Files that one move writes, at some 8 ms each: others wait behind it.
+_MOVE_FILES: Final = 1024
+
 #: Pause after a failure; doubles up to the last.
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 30.0
@@ -182,7 +185,7 @@ class Drain:
         """Move what is there, once; False if that failed and must be tried again."""
         now_s = self._clocks.monotonic()
         self._aside = {number: at for number, at in self._aside.items() if at > now_s}
-        move = Move(self._settings.drain_max_bytes, _MOVE_EVENTS, self._most)
+        move = Move(self._settings.drain_max_bytes, _MOVE_EVENTS, self._most, _MOVE_FILES)
         records = self._wal.pending(move, self._aside)
         self._more = 2 * sum(record.events for record in records) > _MOVE_EVENTS or (
             2 * sum(record.size for record in records) > self._settings.drain_max_bytes

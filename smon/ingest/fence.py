@@ -40,6 +40,10 @@ _ARENA_BYTES: Final = 256 << 20
 
 #: A body that so many decoders died of is refused for good; how many such bodies are remembered.
 DEATHS: Final = 3
+
+#: Likewise of bodies at which decoders were killed from outside, mostly because the host is short
+#: of memory: that is hardly ever the body's fault, and it may have been acknowledged.
+KILLS: Final = 12
 _REMEMBERED: Final = 4096
 
 #: Decoders that may die of no body, one after the other, before the server says so.
@@ -211,7 +215,7 @@ class Fence:
         WireError
             It is refused: also if decoders die of it, or none can be started.
         """
-        if self._deaths and self._deaths.get(parcel.digest, 0) >= DEATHS:
+        if self._deaths and self._deaths.get(parcel.digest, 0) >= KILLS:
             raise _deadly()
         if not self._lanes:
             raise _down()
@@ -236,16 +240,17 @@ class Fence:
                 self._failed("those that decode end by themselves")
             return
         digest = culprit.parcel.digest
-        deaths = self._deaths[digest] = self._deaths.get(digest, 0) + 1
+        weight = 1 if cause == "killed" else KILLS // DEATHS
+        deaths = self._deaths[digest] = self._deaths.get(digest, 0) + weight
         self._deaths.move_to_end(digest)
         if len(self._deaths) > _REMEMBERED:
             self._deaths.popitem(last=False)
         _log.error(
-            "a decoder died (%s) of a body of %d bytes, seq %d, digest %s, for the %d. time",
-            cause, len(culprit.parcel.body), culprit.parcel.seq, digest, deaths,
+            "a decoder died (%s) of a body of %d bytes, seq %d, digest %s",
+            cause, len(culprit.parcel.body), culprit.parcel.seq, digest,
         )  # fmt: skip
         if not culprit.outcome.done():
-            culprit.outcome.set_exception(_died_of_it() if deaths < DEATHS else _deadly())
+            culprit.outcome.set_exception(_died_of_it() if deaths < KILLS else _deadly())
 
 
 def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
@@ -273,8 +278,8 @@ def _died_of_it() -> WireError:
 def _deadly() -> WireError:
     return WireError(
         Problem.UNDECODABLE,
-        f"expected a body that can be decoded, but {DEATHS} processes died of this one: it is not "
-        "tried again",
+        f"expected a body that can be decoded, but {DEATHS} processes or more died of this one: it "
+        "is not tried again",
     )
 
 

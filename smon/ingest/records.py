@@ -166,6 +166,11 @@ class Record:
         As its head has them.
     digest
         `RecordHead.known_digest`.
+    tenant_id, attempt_id
+        Whose it is.
+    windows
+        First and last window of its ops, each of which becomes a file; (0, 0) where that is not
+        known: of other kinds, and after a restart.
     segment, offset, size
         Where its frame lies; known once it is durable.
     head, content
@@ -179,6 +184,9 @@ class Record:
     events: int
     received_ns: int
     digest: str
+    tenant_id: str = ""
+    attempt_id: str = ""
+    windows: tuple[int, int] = (0, 0)
     settled: Settled | None = None
     frame: bytes = b""
     segment: int = -1

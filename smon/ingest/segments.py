@@ -167,6 +167,8 @@ def _record_of(frame: Frame, segment: Segment) -> Record | None:
         events=head.batch.events,
         received_ns=head.received_ns,
         digest=head.known_digest,
+        tenant_id=head.origin.tenant_id,
+        attempt_id=head.origin.attempt_id,
         segment=segment.number,
         offset=frame.offset,
         size=frame.end - frame.offset,

@@ -67,6 +67,10 @@ _CATCH_UP_S: Final = 0.25
 
 _BUSY_RETRY_S: Final = 5.0
 
+#: Pauses between tries at a body of the log that decoders died of.
+_FIRST_PAUSE_S: Final = 0.5
+_LAST_PAUSE_S: Final = 5.0
+
 #: Longest that a thread keeps the interpreter while others want it. With the 5 ms that Python has
 #: by default, the loop loses it to the drain at every system call: a third less gets through.
 _SWITCH_S: Final = 0.0002
@@ -363,13 +367,17 @@ class IngestService:
         return await asyncio.gather(*map(self._outcome, parcels))
 
     async def _outcome(self, parcel: Parcel) -> Content | WireError:
+        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 return await self._decoder.decode(parcel)
             except WireError as error:
-                # It was acknowledged: it is tried as often as it would be if it were sent again.
+                # It was acknowledged: it is tried as often as it would be if it were sent again,
+                # and as slowly. A host that is short of memory may have more in a minute.
                 if error.problem != Problem.DECODER_DIED:
                     return error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
     def _append(
         self, place: _Place, head: RecordHead, body: bytes, content: Content, flight: _Flight
@@ -425,11 +433,11 @@ class IngestService:
                 f"expected epoch {state.info.epoch}, found {epoch}: another process sends this "
                 "stream now",
             )
-        if state.ranges(epoch).holes > MAX_AHEAD:
+        ranges = state.ranges(epoch)
+        if ranges.holes > MAX_AHEAD and ranges.leaves_hole(seq):
             raise WireError(
                 Problem.OVERLOADED,
-                f"expected seq {state.ranges(epoch).next_seq} first: too many batches are ahead "
-                "of it",
+                f"expected seq {ranges.next_seq} first: too many batches are ahead of it",
                 _BUSY_RETRY_S,
             )
         return _Place(state, epoch, seq)

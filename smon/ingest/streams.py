@@ -63,6 +63,12 @@ class Ranges:
             return first
         return self._lasts[at] + 1 if self._lasts[at] < last else None
 
+    def leaves_hole(self, number: int) -> bool:
+        """Whether one more hole would be there with this number."""
+        near = (number - 1, number, number + 1)
+        apart = all(each < 0 or self.missing(each, each) is not None for each in near)
+        return apart and number != 0
+
     @property
     def next_seq(self) -> int:
         """The first number from 0 that is not in the set."""

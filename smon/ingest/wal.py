@@ -12,8 +12,9 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from smon.config import Settings
 from smon.errors import ConfigError, SMonError, WireError
 from smon.ingest.decode import Content
 from smon.ingest.disk import Disk
+from smon.ingest.limits import MAX_WINDOWS
 from smon.ingest.metrics import WalMetrics
 from smon.ingest.records import HEAD_ROOM, Record, RecordHead, Settled
 from smon.ingest.segments import Segment, lock, read_back, recover, segment_path
@@ -85,11 +87,27 @@ class Seams:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """How much is taken from the log at a time."""
+    """How much is taken from the log at a time; of each, every tenant gets an equal share.
+
+    Attributes
+    ----------
+    files
+        Windows of ops, each of which becomes a file.
+    """
 
     bytes: int
     events: int
     records: int
+    files: int = 1 << 40
+
+    def share(self, tenants: int) -> Move:
+        """What one of so many gets."""
+        return Move(
+            self.bytes // tenants,
+            self.events // tenants,
+            max(self.records // tenants, 1),
+            self.files // tenants,
+        )
 
 
 class Wal:
@@ -129,6 +147,7 @@ class Wal:
         self._pending_bytes = 0
         self._digests: dict[Key, str] = {}
         self._by_stream: dict[str, dict[int, Record]] = {}
+        self._by_tenant: dict[str, dict[int, Record]] = {}
         self._kept_bytes = 0
         self._read_only = ""
         self._retry_at = 0.0
@@ -259,6 +278,9 @@ class Wal:
                 events=head.batch.events,
                 received_ns=head.received_ns,
                 digest=head.known_digest,
+                tenant_id=head.origin.tenant_id,
+                attempt_id=head.origin.attempt_id,
+                windows=_windows(head.origin.window_steps, content),
                 settled=settled,
             )
             record.frame = encode_frame(record.number, int(head.batch.kind), head.encode(body))
@@ -426,30 +448,31 @@ class Wal:
         self._pending_bytes += record.size
         self._digests[record.key] = record.digest
         self._by_stream.setdefault(record.key[0], {})[record.number] = record
+        self._by_tenant.setdefault(record.tenant_id, {})[record.number] = record
 
     # --- draining -------------------------------------------------------------------------------
 
     def pending(self, most: Move, without: Collection[int] = ()) -> list[Record]:
-        """The oldest records that are not stored yet; at least one, if there is one.
+        """The oldest records that are not stored yet, of each tenant.
+
+        Who sends much, or what is slow to store, does not hold up the others. At least one, if
+        there is one.
 
         Parameters
         ----------
         without
             Numbers of records that are passed over.
         """
-        chosen: list[Record] = []
-        size = events = 0
         with self._wake:
-            for record in self._pending.values():
-                if record.number in without:
-                    continue
-                size, events = size + record.size, events + record.events
-                if chosen and (size > most.bytes or events > most.events):
-                    break
-                chosen.append(record)
-                if len(chosen) >= most.records:
-                    break
-        return chosen
+            if most.records == 1 or len(self._by_tenant) <= 1:
+                return _first(self._pending.values(), most, without)
+            share = most.share(len(self._by_tenant))
+            chosen = [
+                record
+                for records in self._by_tenant.values()
+                for record in _first(records.values(), share, without)
+            ]
+        return sorted(chosen, key=attrgetter("number"))
 
     def oldest_ns(self) -> int | None:
         """When the oldest record that is not stored was received; None if there is none."""
@@ -477,7 +500,7 @@ class Wal:
             for record in gone:
                 self._pending_bytes -= record.size
                 self._digests.pop(record.key, None)
-                self._leave_stream(record)
+                self._leave(record)
                 self._forget(record)
         with self._files:
             for record in gone:
@@ -486,11 +509,16 @@ class Wal:
                 if not segment.live:
                     self._retire(segment)
 
-    def _leave_stream(self, record: Record) -> None:
-        records = self._by_stream[record.key[0]]
-        del records[record.number]
-        if not records:
-            del self._by_stream[record.key[0]]
+    def _leave(self, record: Record) -> None:
+        """With `_wake` held."""
+        for table, key in (
+            (self._by_stream, record.key[0]),
+            (self._by_tenant, record.tenant_id),
+        ):
+            records = table[key]
+            del records[record.number]
+            if not records:
+                del table[key]
 
     def _retire(self, segment: Segment) -> None:
         """Remove a segment of which everything is stored; with `_files` held."""
@@ -511,6 +539,35 @@ class Wal:
     def folder(self) -> Path:
         """Where it lies."""
         return self._folder
+
+
+def _first(records: Iterable[Record], most: Move, without: Collection[int]) -> list[Record]:
+    """The first records that fit; at least one, if there is one."""
+    chosen: list[Record] = []
+    files: set[tuple[str, int]] = set()
+    size = events = 0
+    for record in records:
+        if record.number in without:
+            continue
+        first, last = record.windows
+        files.update((record.attempt_id, window) for window in range(first, last + 1))
+        size, events = size + record.size, events + record.events
+        full = size > most.bytes or events > most.events or len(files) > most.files
+        if chosen and full:
+            break
+        chosen.append(record)
+        if len(chosen) >= most.records:
+            break
+    return chosen
+
+
+def _windows(window_steps: int, content: Content | None) -> tuple[int, int]:
+    """First and last window of the ops of a batch."""
+    if not window_steps or content is None or content.ops is None or not content.ops.num_rows:
+        return 0, 0
+    step = content.ops.column("step").to_numpy()
+    first, last = int(step.min()) // window_steps, int(step.max()) // window_steps
+    return first, min(last, first + MAX_WINDOWS)
 
 
 def _full(reason: str) -> WireError:

@@ -33,6 +33,12 @@ _DARK_TEXT_BELOW = 0.55
 _VISIBLE_PART = 0.05
 _TWO_DIGITS = 100.0
 
+#: Of fixes below the ideal step time.
+_MORE_THAN_IS_LOST: Final = (
+    "A fix can save more than is lost: in the ideal step all workers have the mean speed, the slow "
+    "ones counted in."
+)
+
 #: Factors of the ledger that hold more than their name says.
 _FACTORS = {"communication": "communication and other"}
 
@@ -195,7 +201,7 @@ def ledger(report: JobReport) -> RenderableType:
 
 
 def fixes(report: JobReport) -> RenderableType:
-    """What each fix would buy, best first."""
+    """What each fix would buy, best first; and how one can buy more than is lost, if it does."""
     table = titled("What a fix would buy")
     for fix in report.fixes[:_MAX_BARS]:
         money = "" if fix.cost_per_day is None else f"${fix.cost_per_day:,.0f} per day"
@@ -206,4 +212,7 @@ def fixes(report: JobReport) -> RenderableType:
             f"{fix.gpu_hours_per_day:,.0f} GPU-hours per day",
             money,
         )
-    return table
+    ideal_s = report.step_time.ideal_s
+    if ideal_s is None or all(fix.step_time_s >= ideal_s for fix in report.fixes[:_MAX_BARS]):
+        return table
+    return Group(table, Text(_MORE_THAN_IS_LOST, style="dim"))

@@ -30,6 +30,7 @@ from smon.store.objects import Objects
 from smon.store.work import Claim, Work
 from smon.worker.analyse import analyse
 from smon.worker.assembly import Assembly
+from smon.worker.clock import SharedClock
 from smon.worker.flight import Flight
 from smon.worker.housekeeping import Housekeeping
 from smon.worker.imports import run_import
@@ -74,7 +75,7 @@ class Worker:
     name
         Of this worker; no two that run at the same time may share one.
     clock, monotonic
-        Unix time, ns; and seconds that nobody sets.
+        Unix time, ns, by default the database's; and seconds that nobody sets.
     registry
         Where its metrics are collected; by default nowhere.
     """
@@ -86,12 +87,14 @@ class Worker:
         objects: Objects,
         *,
         name: str,
-        clock: Callable[[], int] = time.time_ns,
+        clock: Callable[[], int] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         registry: CollectorRegistry | None = None,
     ) -> None:
         registry = registry or CollectorRegistry()
-        self.service = Service(settings, database, objects, name, clock, Metrics(registry))
+        self._clock = SharedClock(database, monotonic=monotonic)
+        time_ns = clock or self._clock
+        self.service = Service(settings, database, objects, name, time_ns, Metrics(registry))
         self.leases = Leases(self.service)
         self.assembly = Assembly(settings, database)
         self.live = Live(self.service, self.leases)
@@ -123,6 +126,7 @@ class Worker:
                 *((f"notify-{one.channel.name}", one.run) for one in self.notifiers),
             )
         ]
+        self._clock.adjust()
         renewing = threading.Thread(target=self._renew, name="leases", daemon=True)
         renewing.start()
         for loop in loops:
@@ -164,6 +168,7 @@ class Worker:
         StoreError
             The database cannot be used.
         """
+        self._clock.adjust()
         renewing = threading.Thread(target=self._renew, name="leases", daemon=True)
         renewing.start()
         rounds = 0
@@ -200,6 +205,7 @@ class Worker:
 
     def _renew(self) -> None:
         while not self._stop.wait(self.service.settings.lease_s / RENEWALS):
+            self._clock.adjust()
             self.leases.renew()
 
     # --- rounds -------------------------------------------------------------------------------

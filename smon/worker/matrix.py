@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from smon.analysis import Study
-from smon.ops import STREAM_COMPUTE
-from smon.simulate.window import Window
+from smon.attribute.occupied import compute_and_wait
 from smon.timeline.reference import packed, reference_of
 
 Floats = NDArray[np.float64]
@@ -42,8 +41,8 @@ def workers_file(studied: Study) -> pa.Buffer:
 
     ``slowdown`` is the exact S_w of the step: with only this worker as recorded and all else ideal,
     over all ideal. ``compute_s`` is the time of its forwards and backwards, ``wait_s`` the time
-    that its communication waits for peers; both run side by side and do not add up. Its metadata
-    hold what a timeline of some of the steps needs (`smon.timeline.reference`).
+    in which it waits for peers and computes nothing. Its metadata hold what a timeline of some of
+    the steps needs (`smon.timeline.reference`).
     """
     window, times = studied.prepared.window, studied.times
     compute, wait = compute_and_wait(window)
@@ -73,25 +72,3 @@ def _floats(values: Floats) -> pa.Array:
     """(dp_ranks, stages, steps) as a column in the order of rows."""
     flat = np.moveaxis(values, 2, 0).astype(np.float32).ravel()
     return pa.array(flat, mask=~np.isfinite(flat))
-
-
-def compute_and_wait(window: Window) -> tuple[Floats, Floats]:
-    """(dp_ranks, stages, steps) ns that each worker computes, and that it waits for peers.
-
-    NaN where it is absent.
-    """
-    shape = (window.dp_ranks, window.stages, len(window.steps))
-    compute, wait = np.full(shape, np.nan), np.full(shape, np.nan)
-    for part in window.parts:
-        structure = part.graph.structure
-        computes = np.flatnonzero(np.isin(structure.optype, [int(op) for op in STREAM_COMPUTE]))
-        grouped = np.flatnonzero(part.graph.group >= 0)
-        waits = part.end[grouped] - part.start[grouped] - part.work[grouped]
-        for total, ops, values in (
-            (compute, computes, part.work[computes]),
-            (wait, grouped, np.maximum(waits, 0.0)),
-        ):
-            for stage in range(window.stages):
-                mine = structure.stage[ops] == stage
-                total[part.dp, stage, part.step] = values[mine].sum(axis=0)
-    return compute, wait

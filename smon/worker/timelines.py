@@ -15,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from smon.attribute.occupied import compute_and_wait
 from smon.errors import ConfigError, NothingUsableError, StoreError, TraceError
 from smon.prepare import Prepared, prepare
 from smon.simulate.ideal import Ideal
@@ -26,7 +27,7 @@ from smon.timeline.marks import Totals, marks
 from smon.timeline.reference import Reference, unpacked
 from smon.trace.context import Context
 from smon.worker.material import complete, job_of, with_hosts
-from smon.worker.matrix import REFERENCE_KEY, compute_and_wait
+from smon.worker.matrix import REFERENCE_KEY
 from smon.worker.service import Service
 from smon.worker.windows import Material, gather, need_ops, steps_present
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ingest_agents.cli import _report, parser
 from ingest_agents.config import AgentSettings
 from ingest_agents.link import Link
 from ingest_agents.send import Sent, job_id_of, send, verdict_of
@@ -32,7 +33,7 @@ from smon.synth.scenario import generate
 from smon.synth.write import write_synthetic
 from smon.topology import Layout
 from smon.wire import TYPE_ARROW, BatchKind
-from tests.agents.fake import Fail, Fake, Wire, answer
+from tests.agents.fake import Fail, Fake, Wire, answer, problem
 from tests.kineto_files import Ddp, write_ddp
 
 
@@ -217,6 +218,45 @@ def test_the_verdict_is_waited_for() -> None:
     assert job_id_of(link, "other") is None
     assert verdict_of(link, "j1", 60.0, lambda _seconds: None) == "slow_worker"
     assert verdict_of(link, "j1", 0.0) is None
+
+
+class Unread(Wire):
+    """A server that stores, but lets nobody read: the token has the scope `ingest` alone."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(Fake())
+        self.status = status
+
+    def request(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response:
+        """No jobs."""
+        if path.startswith("/api/v1/jobs"):
+            if self.status == 200:
+                return answer({"items": []})
+            return problem(Fail(self.status))
+        return super().request(method, path, headers, body)
+
+
+@pytest.mark.parametrize(
+    "status, words",
+    [(403, "with the scope read as well"), (401, "the scope read"), (200, "does not list the job")],
+)
+def test_a_verdict_that_may_not_be_read_is_no_timeout(status: int, words: str) -> None:
+    """It says at once what is missing, and that nothing was lost."""
+    link = Link(lambda: Unread(status), lambda: None, "host")
+    parsed = parser().parse_args(["send", "t.parquet", "--wait"])
+    sent = Sent("s0", "a/b", 3, {})
+    with pytest.raises(ConfigError, match=f"the data are stored, but .*{words}"):
+        _report(parsed, AgentSettings(), link, sent)
+
+
+def test_without_waiting_the_scope_of_sending_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job's id cannot be told then; that is no failure."""
+    link = Link(lambda: Unread(403), lambda: None, "host")
+    parsed = parser().parse_args(["send", "t.parquet"])
+    assert _report(parsed, AgentSettings(), link, Sent("s0", "a/b", 3, {})) == 0
+    assert "3 batches are stored" in capsys.readouterr().out
 
 
 def test_no_note_is_lost_on_the_way(trace: Path) -> None:

@@ -64,6 +64,7 @@ OPEN: Final = {
     "/jobs/{job_id}/windows/{window}/timeline-view",
     "/login",
     "/logout",
+    "/runbooks",
     "/runbooks/{name}",
     "/static/{name}",
 }

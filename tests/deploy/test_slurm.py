@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +144,25 @@ def test_the_epilog_keeps_what_was_not_shipped(node: Node, left: str) -> None:
     assert node.agent()[-1] == "stopped"
 
 
+def test_the_epilog_says_how_to_send_what_is_left(node: Node) -> None:
+    """As the job's user, with the settings and the group that may read the token."""
+    token = node.folder / "token"
+    token.touch()
+    text = node.config.read_text(encoding="utf-8")
+    node.config.write_text(f"{text}token_file: {token}\n", encoding="utf-8")
+    node.run("prolog.sh")
+    node.agent_pid()
+    (node.spool / "dead").mkdir()
+    node.run("epilog.sh")
+    until(lambda: "left in" in node.log, "it says so")
+    uid, gid, group = os.getuid(), os.getgid(), token.stat().st_gid
+    groups = f"{gid},{group}" if group else f"{gid}"
+    assert node.log.partition(" as root: ")[2].strip() == (
+        f"setpriv --reuid {uid} --regid {gid} --groups {groups} "
+        f"env SMON_SPOOL_DIR={node.spool} smon-agent run --config {node.config}"
+    )
+
+
 def test_an_agent_that_died_is_not_waited_for(node: Node) -> None:
     """Nobody ships the rest, so the rest stays, and the system log says so."""
     node.run("prolog.sh")
@@ -184,14 +202,25 @@ def test_an_epilog_without_a_prolog_does_nothing(node: Node) -> None:
     assert node.log == ""
 
 
-def test_the_task_prolog_tells_the_recorder_where_the_spool_is() -> None:
-    """Without a folder of the job it says nothing, so that a recorder keeps to its own settings."""
-    command = ["/bin/bash", str(SCRIPTS / "task-prolog.sh")]
-    environ = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "no-such-job"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
-    text = (SCRIPTS / "task-prolog.sh").read_text(encoding="utf-8")
-    assert "printf 'export SMON_SPOOL_DIR=%s\\n'" in text
+def test_the_task_prolog_tells_the_recorder_where_the_spool_is(node: Node) -> None:
+    """It is below spool_dir of the settings, as for prolog and epilog."""
+    node.spool.mkdir(parents=True)
+    done = node.run("task-prolog.sh")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"export SMON_SPOOL_DIR={node.spool}\n"
+
+
+@pytest.mark.parametrize("change", ["no folder", "no config", "relative spool", "no spool_dir"])
+def test_a_task_prolog_without_a_spool_says_nothing(node: Node, change: str) -> None:
+    """So that a recorder keeps to its own settings, and the task begins."""
+    if change == "no config":
+        node.config.unlink()
+    elif change == "relative spool":
+        node.config.write_text("spool_dir: .\n", encoding="utf-8")
+    elif change == "no spool_dir":
+        node.config.write_text("server: http://x\n", encoding="utf-8")
+    done = node.run("task-prolog.sh", SLURM_JOB_ID="no-such-job")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_under_systemd_the_agent_has_the_caps_of_the_service(node: Node) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from smon.api.agents import agent_openapi, interval_for
 from smon.api.hello import MAX_NAME, MAX_STREAMS, read_heartbeat, read_hello
 from smon.errors import WireError
 from smon.ingest.agents import AgentFigures
 from smon.ingest.metrics import IngestMetrics
+from smon.store import streams
 from smon.store.models import Job, Stream
 from smon.store.streams import StreamRequest
 from smon.topology import Layout
@@ -216,6 +218,7 @@ def test_a_stream_without_a_sound_key_spoils_the_hello(changed: dict[str, Any]) 
         {"layout": {"dp": 4}},
         {"layout": {"dp": 0, "pp": 1}},
         {"layout": {"dp": 2**21, "pp": 1}},
+        {"layout": {"dp": 2**20, "pp": 2}},
         {"layout": {"dp": 4, "pp": 2, "zz": 1}},
         {"layout": [4, 2]},
         {"mode": "dead"},
@@ -321,6 +324,26 @@ def test_a_heartbeat_is_noted_and_names_the_streams_that_nobody_knows(known: Run
         assert row.heartbeat["spool_bytes"] == 100
         assert row.heartbeat["clock"]["offset_ns"] == -5
         assert row.heartbeat_ns is not None
+
+
+def test_a_heartbeat_locks_streams_in_the_order_of_a_commit(
+    known: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, on PostgreSQL, each could hold what the other wants."""
+    client = known.client()
+    found = registered(client, *(stream(f"k{number}") for number in range(8)))
+    names = [each["stream_id"] for each in found]
+    asked, note = list[str](), streams.heartbeat
+
+    def noted(session: Session, tenant: str, name: str, *rest: Any) -> bool:  # noqa: ANN401  # passed on
+        asked.append(name)
+        return note(session, tenant, name, *rest)
+
+    monkeypatch.setattr(streams, "heartbeat", noted)
+    backwards = sorted(names, reverse=True)
+    answer = client.ask("POST", HEARTBEAT, heartbeat(*(beat(name) for name in backwards)))
+    assert answer.status == 200
+    assert asked == sorted(names)
 
 
 def test_a_heartbeat_may_know_no_clock(known: Running) -> None:

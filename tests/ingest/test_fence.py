@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -21,7 +23,7 @@ from smon.config import Settings
 from smon.errors import WireError
 from smon.ingest.decode import Content
 from smon.ingest.decoding import Here
-from smon.ingest.fence import DEATHS, Fence, cause_of
+from smon.ingest.fence import DEATHS, KILLS, Fence, cause_of
 from smon.ingest.limits import Limits
 from smon.ingest.metrics import DecoderMetrics
 from smon.ingest.parcels import Parcel
@@ -45,6 +47,9 @@ from tests.ingest.batches import (
 from tests.service import run_aside
 
 PATIENCE_S = 120.0
+
+#: Where a question was taken before that was noted, every third such kill left a body alone.
+_RANDOM_KILLS = 20
 
 _PART = FilePart(
     name="rank-0.json", format=FileFormat.RANK_EVENTS, rank=0, world_size=8, sha256="0" * 64,
@@ -245,6 +250,39 @@ def test_a_body_that_several_decoders_died_of_is_refused_for_good() -> None:
         assert await refusal(fence, deadly("planted-segv")) == Problem.DECODER_DIED
 
     run(test)
+
+
+def test_a_body_whose_decoders_are_killed_may_come_again_more_often() -> None:
+    """A host is short of memory for a while: a sound body must outlive that."""
+
+    async def test(fence: Fence, figures: DecoderMetrics) -> None:
+        problems = [await refusal(fence, deadly("planted-kill")) for _ in range(KILLS + 1)]
+        assert problems == [Problem.DECODER_DIED] * (KILLS - 1) + [Problem.UNDECODABLE] * 2
+        assert died(figures, "killed") == KILLS
+
+    assert KILLS >= 4 * DEATHS
+    run(test)
+
+
+def test_decoders_that_are_killed_at_any_moment_leave_no_body_without_an_answer() -> None:
+    """Also between taking a question and beginning it, where nobody would ask it again."""
+
+    async def test(fence: Fence, figures: DecoderMetrics) -> None:
+        number = 0
+        for kills in range(1, _RANDOM_KILLS + 1):
+            await until(lambda: len(fork_server(fence).children()) == 1)
+            (decoder,) = fork_server(fence).children()
+            killer = threading.Timer(random.uniform(0.0, 0.02), decoder.kill)  # noqa: S311
+            killer.start()
+            while died(figures, "killed") < kills:
+                number += 1
+                with contextlib.suppress(WireError):
+                    await fence.decode(parcel(end(number)))
+            killer.join()
+            assert (await fence.decode(parcel(ops(number)))).ops is not None
+        assert fence.problem() == ""
+
+    run(test, decode_processes=1)
 
 
 def test_a_decoder_that_is_killed_while_idle_blames_nobody() -> None:

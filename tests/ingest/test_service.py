@@ -403,6 +403,9 @@ def test_too_many_stretches_ahead_are_refused(tmp_path: Path) -> None:
         assert (await stand.put(ops(2 * MAX_AHEAD + 8))).status == "stored"
         assert (await stand.put(ops(2 * MAX_AHEAD + 10))).status == "stored"
         assert await stand.refused(ops(2 * MAX_AHEAD + 12)) is Problem.OVERLOADED
+        # What fills a hole is taken: it is what the refusal asks for.
+        for number in (5, 0, 1, 2 * MAX_AHEAD + 11):
+            assert (await stand.put(ops(number))).status == "stored"
 
     run(tmp_path, test, store=Held(info(covered={0: holes})))
 

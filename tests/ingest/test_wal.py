@@ -5,19 +5,25 @@ import os
 import shutil
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from smon.errors import ConfigError, SMonError, WireError
+from smon.ingest.decode import decode
 from smon.ingest.records import Record
 from smon.ingest.segments import QUARANTINE
 from smon.ingest.wal import Move, Seams, Wal
+from smon.wire import Batch
 from smon.wire.frames import Frame, encode_frame, scan_frames
 from smon.wire.problems import Problem
 from tests.ingest.batches import (
+    LIMITS,
     FaultyDisk,
     gap,
     metrics,
@@ -205,6 +211,32 @@ def test_a_move_is_bounded(bench: Make) -> None:
     assert len(log.wal.pending(Move(1 << 40, 24, 1 << 40))) == 2
     assert len(log.wal.pending(Move(1 << 40, 1 << 40, 2))) == 2
     assert [record.number for record in log.wal.pending(ALL, without={0, 2})] == [1]
+
+
+def test_tenants_share_a_move(bench: Make) -> None:
+    """Whoever sends much, or what becomes many files, does not hold up the others."""
+    log = bench()
+
+    def put(tenant: str, batch: Batch) -> None:
+        head = record_head(batch, f"stream of {tenant}")
+        head = replace(head, origin=replace(head.origin, tenant_id=tenant, attempt_id=tenant))
+        content = decode(head.batch, batch.body, batch.seq, LIMITS)
+        log.wal.append(head, batch.body, lambda _: None, content)
+
+    for number in range(4):
+        put("scatters", ops(number, 50, step=10 * np.arange(50) + 500 * number))
+    for number in range(8):
+        put("gathers", ops(number, 50, step=np.arange(50) // 10))
+    log.put(99)
+    chosen = log.wal.pending(Move(1 << 40, 1 << 40, 1 << 40, files=150))
+    # A third of the files each: one batch of 50 windows, and all that lie in one window.
+    assert Counter(record.tenant_id for record in chosen) == {
+        "scatters": 1, "gathers": 8, "default": 1,
+    }  # fmt: skip
+    assert [record.number for record in chosen] == sorted(record.number for record in chosen)
+    assert log.wal.pending(Move(1, 1, 1))[0].tenant_id == "scatters"
+    log.wal.release(log.wal.pending(ALL))
+    assert log.wal.pending(ALL) == []
 
 
 # --- crashes and damage -----------------------------------------------------------------------

@@ -37,6 +37,15 @@ def test_links_between_runbooks_work_on_the_page(world: World) -> None:
     assert {client.get(f"/runbooks/{link}").status_code for link in links} == {200}
 
 
+def test_the_list_of_runbooks_leads_to_all(world: World) -> None:
+    """For who does not come from an alert; without a token, as the runbooks."""
+    answer = world.client(None).get("/runbooks")
+    assert answer.status_code == 200
+    found = re.findall(r'href="/runbooks/(\w+)"', answer.text)
+    assert sorted(found) == sorted(runbook.names())
+    assert "a GPU is slow" in answer.text
+
+
 @pytest.mark.parametrize("name", ["nobody", "%2e%2e", "..%2F..%2Fpyproject.toml", "SMONDOWN"])
 def test_other_names_lead_nowhere(world: World, name: str) -> None:
     """A name is looked up among those that there are; no file is opened by it."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from smon.ingest.fence import DEATHS
+from smon.ingest.fence import DEATHS, KILLS
 from smon.wire import Batch
 from smon.wire.problems import Problem
 from tests.faults.mortal_server import MODULE
@@ -92,6 +92,15 @@ def _plants(each: int) -> Iterator[tuple[int, str]]:
     return enumerate(itertools.chain.from_iterable(itertools.repeat(list(PLANTS), each)))
 
 
+def _fatal(plant: str) -> int:
+    """How many decoders may die of a body before it is refused for good."""
+    return KILLS if plant == "planted-kill" else DEATHS
+
+
+#: Deaths of one body of each plant.
+_DEATHS: Final = sum(map(_fatal, PLANTS))
+
+
 # --- over HTTP ------------------------------------------------------------------------------------
 
 
@@ -117,7 +126,7 @@ def _over_http(folder: Path, each: int) -> tuple[list[Goal], dict[str, float]]:
     goals = [
         exactly("bodies that ended their decoder: told so and to come again, then refused for "
                 "good, of all sent", told, count),
-        exactly("deaths of decoders that were counted", deaths, DEATHS * (count + len(PLANTS))),
+        exactly("deaths of decoders that were counted", deaths, _DEATHS * (each + 1)),
         exactly("the server's process is the same, and ready", int(same and ready), 1),
         exactly("batches of healthy streams beside them with another answer than 200",
                 beside.statuses.total() - beside.statuses[200], 0),
@@ -142,7 +151,8 @@ def _all_at_once(server: ServerProcess, name: str, each: int) -> tuple[_Beside, 
     good = 0
     with _healthy(server, name) as beside, Connection(server.port) as connection:
         for (place, plant), stream in zip(_plants(each), streams, strict=True):
-            good += _told(connection, stream, deadly(0, plant, _SALTS[name] + place))
+            batch = deadly(0, plant, _SALTS[name] + place)
+            good += _told(connection, stream, batch, _fatal(plant))
     _until_moved(server, each)
     return beside, good
 
@@ -154,9 +164,9 @@ def _until_moved(server: ServerProcess, each: int) -> None:
         time.sleep(0.05)
 
 
-def _told(connection: Connection, stream: str, batch: Batch) -> bool:
+def _told(connection: Connection, stream: str, batch: Batch, fatal: int) -> bool:
     """Send one until it is refused for good, then a gap in its place, then a sound batch."""
-    answers = [connection.put(stream, batch) for _ in range(DEATHS)]
+    answers = [connection.put(stream, batch) for _ in range(fatal)]
     again, last = answers[:-1], answers[-1]
     good = all(
         (said.status, said.problem) == (503, Problem.DECODER_DIED) and said.retry_after
@@ -226,7 +236,7 @@ def _from_the_log(folder: Path, each: int) -> list[Goal]:
         exactly("log: batches that are left in it", int(figures["smon_wal_records"]), 0),
         exactly("log: deadly batches that were set aside, with stream and number", kept, count),
         exactly("log: their ops, counted as lost", int(figures[lost]), count * _ROWS),
-        exactly("log: deaths of decoders that were counted", deaths, DEATHS * count),
+        exactly("log: deaths of decoders that were counted", deaths, _DEATHS * each),
         exactly("log: ops of all other batches that are not stored, or twice",
                 abs(stored - sound * _ROWS), 0),
         exactly("log: the server's process is the same, and ready", int(same), 1),

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from smon.attribute.occupied import compute_and_wait
 from smon.errors import NothingUsableError
 from smon.ops import LABELS, OpType
 from smon.prepare import Prepared, prepare
@@ -14,7 +15,6 @@ from smon.synth.timing import SlowCompute
 from smon.timeline.marks import Totals, marks
 from smon.timeline.spans import sheets
 from smon.timeline.waits import longest_waits
-from smon.worker.matrix import compute_and_wait
 from tests.synth.builders import quiet
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 
 from smon import __version__
 from smon.analysis import Options, analyze, analyze_prepared, evenly, study
+from smon.attribute.occupied import compute_and_wait
 from smon.errors import FencedError, StoreError
 from smon.prepare import prepare
 from smon.store import work
@@ -39,7 +40,6 @@ from smon.trace.meta import Job
 from smon.trace.table import OpTable
 from smon.worker import windows
 from smon.worker.material import complete, notes_of_rows
-from smon.worker.matrix import compute_and_wait
 from smon.worker.service import category
 from smon.worker.windows import analyse_window
 from tests.builders import synthetic_job

@@ -14,10 +14,13 @@ from typing import Final
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-#: Where they lie; ``docs/runbooks`` leads here.
+#: Where they lie; ``docs/runbooks.md`` lists them.
 FOLDER: Final = Path(__file__).resolve().parents[2] / "runbooks"
 
 _SUFFIX: Final = ".md"
+
+#: Names of alerts begin so, those of causes do not.
+_ALERT: Final = "SMon"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,14 @@ class RunbookView:
 
     title: str
     body: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class RunbookList:
+    """All runbooks: (name, what it is about) of each, by name."""
+
+    alerts: tuple[tuple[str, str], ...]
+    causes: tuple[tuple[str, str], ...]
 
 
 @lru_cache(maxsize=1)
@@ -42,6 +53,18 @@ def runbook(name: str) -> RunbookView | None:
         return None
     text = (FOLDER / f"{stem}{_SUFFIX}").read_text(encoding="utf-8")
     return RunbookView(text.partition("\n")[0].removeprefix("# "), rendered(text))
+
+
+@lru_cache(maxsize=1)
+def listed() -> RunbookList:
+    """What there is to read, for who does not come from a link."""
+    lines: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for name in sorted(names()):
+        found = runbook(name)
+        if found is not None:
+            about = found.title.removeprefix(f"{name}: ")
+            lines[name.startswith(_ALERT)].append((name, about))
+    return RunbookList(tuple(lines[True]), tuple(lines[False]))
 
 
 def rendered(text: str) -> Markup:

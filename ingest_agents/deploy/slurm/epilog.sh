@@ -75,6 +75,17 @@ remove_spool() {
     rmdir "$spool" 2>/dev/null || say "$spool could not be removed"
 }
 
+# What sends the rest later: as the job's user, who owns the folder, with the group of the token.
+sending() {
+    local uid gid groups token_gid
+    uid=$(stat -c %u "$spool") && gid=$(stat -c %g "$spool") || return
+    groups=$gid
+    token_gid=$(stat -c %g "$(setting token_file "")" 2>/dev/null) && ((token_gid != 0)) &&
+        groups=$gid,$token_gid
+    printf 'setpriv --reuid %s --regid %s --groups %s ' "$uid" "$gid" "$groups"
+    printf 'env SMON_SPOOL_DIR=%s smon-agent run --config %s' "$spool" "$config"
+}
+
 finish() {
     [[ $job =~ ^[0-9]+$ && -r $config ]] || return
     local root run spool ending drain_s end
@@ -94,7 +105,7 @@ finish() {
     done
     stop_agent
     if waiting || [[ -e $spool/dead || -e $spool/quarantine ]]; then
-        say "left in $spool; to send it: SMON_SPOOL_DIR=$spool smon-agent run"
+        say "left in $spool; to send it, as root: $(sending)"
     else
         remove_spool
     fi

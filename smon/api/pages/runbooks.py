@@ -10,14 +10,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from dashboards.web.views.runbook import runbook
+from dashboards.web.views.runbook import listed, runbook
 from smon.api.pages.common import html
 from smon.errors import MissingError
 
 
 def runbook_routes() -> list[BaseRoute]:
-    """The runbooks by name."""
-    return [Route("/runbooks/{name:str}", _runbook, methods=["GET"])]
+    """The runbooks by name, and the list of them."""
+    return [
+        Route("/runbooks", _list, methods=["GET"]),
+        Route("/runbooks/{name:str}", _runbook, methods=["GET"]),
+    ]
+
+
+def _list(request: Request) -> Response:
+    return html(request, "runbooks.html", listed=listed())
 
 
 def _runbook(request: Request) -> Response:

@@ -23,7 +23,7 @@ class WorkerStepModel(Model):
     step: Step
     slowdown: Ratio | None = Field(description="exact S_w of the step", examples=[1.283])
     compute_s: Seconds | None = Field(description="its forwards and backwards", examples=[2.31])
-    wait_s: Seconds | None = Field(description="that it waits for peers", examples=[0.0])
+    wait_s: Seconds | None = Field(description="in which it only waits for peers", examples=[0.0])
     peers_compute_s: Seconds | None = Field(
         description="median of the other DP ranks of its stage", examples=[1.44]
     )
