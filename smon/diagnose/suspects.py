@@ -65,6 +65,18 @@ class Suspect:
     active: NDArray[np.bool_]
 
     @property
+    def worker(self) -> tuple[int, int]:
+        """(dp, stage)."""
+        return self.dp, self.stage
+
+    @property
+    def is_well_again(self) -> bool:
+        """Whether it was slow once, for some steps, and is not any more."""
+        runs = int(np.count_nonzero(np.diff(self.active.astype(np.int8)) > 0) + self.active[0])
+        once = self.persistence.kind is Kind.INTERMITTENT and runs == 1
+        return once and not self.active[-1]
+
+    @property
     def alike(self) -> bool:
         """Whether forward and backward are slow alike, as on a slow device or with long data."""
         return alike(self.ratio[F], self.ratio[B])

@@ -34,6 +34,15 @@ DEVICE_MIN_SHARE: Final = 0.0005
 #: And this many standard errors away from its peers: Gaussian noise of one worker reaches 6 once
 #: in 10⁹, and tails are heavier.
 DEVICE_SCORE: Final = 6.0
+#: Below so many steps nobody is named if their noise exceeds this: what three steps of uneven data
+#: have in common is chance. In windows of 2 to 5 steps the noise of SE is 1.2 to 2.9 %, and of 43
+#: such windows 4 named healthy devices; of AR, which has a slow one, it is at most 1.1 %.
+DEVICE_NOISY_STEPS: Final = 6
+DEVICE_NOISY_RATIO: Final = 0.0125
+#: A device that is slow now and then is named from so many slow steps on, by so much, if no other
+#: of its stage is ever slow. In ST a healthy worker is 2.6 to 4.2 % slow in 28 % of the steps.
+DEVICE_SOME_STEPS: Final = 5
+DEVICE_SOME_RATIO: Final = 0.05
 #: Forward and backward of a slow GPU are slow alike: within this, or within half of each other.
 SAME_RATIO: Final = 0.02
 #: Nothing is known better than this (log): few steps can agree by chance.
@@ -64,6 +73,10 @@ DATA_SPREAD: Final = 0.03
 DATA_SPREAD_MIN: Final = 0.025
 #: Stages of one replica must agree on which microbatches are long (correlation).
 STAGES_AGREE: Final = 0.8
+#: A replica that is slow as a whole has long data if lengths explain this share of it; up to the
+#: second, its data is acquitted.
+LENGTHS_EXPLAIN: Final = 0.8
+LENGTHS_SPEAK_AGAINST: Final = 0.2
 #: A worker of an expert-parallel stage is loaded above this for a run of steps.
 EXPERT_RATIO: Final = 0.05
 #: Runs shorter than this are not slow rotation.
@@ -117,3 +130,8 @@ PAUSE_SCORE: Final = 10.0
 PAUSE_NS: Final = 20e6
 #: What no cause explains is said from this share of the step on.
 UNKNOWN_SHARE: Final = 0.05
+#: And that launch delays are part of it, from this share on: in healthy real jobs (AR, SE, ST, four
+#: runs over gloo) they add 0.5 to 1.9 %.
+LATE_SHARE: Final = 0.03
+#: A worker may be behind launch delays if its own, alone, cost so much of what all of them cost.
+LATE_EXPLAINS: Final = 0.8

@@ -19,10 +19,11 @@ from smon.ops import OpType
 #: The plain ratio to the other replicas is preferred up to so many times the noise of the one
 #: with the data taken out: that one takes a fast neighbour for a slow device.
 _PLAIN_NOISE = 1.2
-#: And with two stages, where the other one cannot tell which of both is slow, up to this noise: a
-#: device that is slow enough to matter stands out of it.
+#: And up to this noise in any case: a device that is slow enough to matter stands out of it, and
+#: two slow stages of four would hide half of each other.
 _EVEN_NOISE = 0.02
-_TWO_STAGES = 2
+#: Steps that are so far apart at most are compared for the noise: more pairs tell nothing new.
+_MAX_LAG = 8
 #: Of so many stages the median hardly depends on a single one.
 _MANY_STAGES = 4
 
@@ -67,7 +68,7 @@ def slowness(evidence: Evidence, optype: OpType) -> Slowness:
     """Compare every worker with the other DP ranks of its stage, step by step.
 
     With two or more stages, each op is first compared with the same microbatch on the other stages
-    of its replica, if that leaves less noise: it does when the data is uneven.
+    of its replica, if the plain ratio is noisy and that leaves less: it does when data is uneven.
     """
     logs = log_work(evidence, optype)
     plain = _against_replicas(nanmedian(logs, 3))
@@ -76,17 +77,23 @@ def slowness(evidence: Evidence, optype: OpType) -> Slowness:
     others = peers(logs, 2) if logs.shape[2] < _MANY_STAGES else nanmedian(logs, 2)[:, :, None]
     device = _against_replicas(nanmedian(logs - others, 3))
     noise = _noise(plain), _noise(device)
-    # With two stages a slow device also makes its neighbour look fast, so prefer the plain ratio
-    # unless the data drowns it.
-    even = _EVEN_NOISE if logs.shape[2] == _TWO_STAGES else 0.0
-    if np.isnan(noise[1]) or noise[0] <= max(_PLAIN_NOISE * noise[1], even):
+    # A slow device also makes its neighbours look fast, and slow neighbours hide it, so prefer the
+    # plain ratio unless the data drowns it.
+    if np.isnan(noise[1]) or noise[0] <= max(_PLAIN_NOISE * noise[1], _EVEN_NOISE):
         return Slowness(plain, noise[0], by_device=False)
     return Slowness(device, noise[1], by_device=True)
 
 
 def _noise(effect: Floats) -> float:
-    """Robust scatter over the steps of each worker: lasting slowness is no noise."""
-    return max(spread(effect - nanmedian(effect, 0)[None]), MIN_NOISE)
+    """Robust scatter over the steps of each worker: lasting slowness is no noise.
+
+    From differences between steps. Of the distances from a worker's own median, a third are 0 in
+    three steps, and the noise would look like half of what it is.
+    """
+    lags = range(1, min(len(effect), _MAX_LAG + 1))
+    differences = [(effect[lag:] - effect[:-lag]).reshape(-1) for lag in lags]
+    known = spread(np.concatenate([*differences, np.empty(0)])) / float(np.sqrt(2.0))
+    return max(known, MIN_NOISE)
 
 
 def _against_replicas(values: Floats) -> Floats:

@@ -9,6 +9,8 @@ from smon.report import Finding, FixPart, JobReport, Where
 
 #: As in `smon.diagnose.thresholds`, which the renderer does not know; a test compares them.
 ATTRIBUTION_THRESHOLD: Final = 1.03
+#: From here on, launch delays are worth a sentence; as `LATE_SHARE` there.
+LAUNCH_THRESHOLD: Final = 1.03
 
 #: So many findings are named before their evidence.
 _MAX_MORE: Final = 8
@@ -61,6 +63,9 @@ def verdict_lines(report: JobReport) -> list[str]:
     if report.findings:
         return [action(report, report.findings[0]), f"{runs}: {_lost(report)}."]
     if slowdown < ATTRIBUTION_THRESHOLD:
+        late = report.slowdown.launch
+        if late is not None and late >= LAUNCH_THRESHOLD:
+            return [f"{runs}, and late launches add {late - 1:.1%}: no cause was found for them."]
         return [f"No straggler. {runs}."]
     return [f"{runs}: {_lost(report)}.", _unexplained(report)]
 

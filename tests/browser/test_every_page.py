@@ -24,6 +24,8 @@ PAGES = {
     "hosts": "/hosts",
     "host": "/hosts/" + quote("name with   three spaces"),
     "report": "/fleet",
+    "runbooks": "/runbooks",
+    "runbook": "/runbooks/slow_gpu",
     "login": "/login",
     "error": "/nowhere",
 }

@@ -15,7 +15,8 @@ from tests.faults.test_planted import AGENT, FORGETFUL, SERVER, caught
 from tests.proof.line import Form, Goal, Line, at_least, exactly
 
 _SHORT: Final = Plan(load=Load(hosts=2, pause_s=0.05), agent_kills=6, server_kills=3)
-_LONG: Final = Plan(load=Load(hosts=8), agent_kills=200, server_kills=50)
+#: What agents still have when all is killed takes as long to send as the machine needs.
+_LONG: Final = Plan(load=Load(hosts=8), agent_kills=200, server_kills=50, drain_s=900.0)
 
 #: Events of the long form.
 _EVENTS: Final = 2_000_000

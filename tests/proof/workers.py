@@ -44,7 +44,13 @@ def prove(form: Form, folder: Path) -> Line:
     with ExitStack() as stack:
         database = stack.enter_context(postgres())
         url = database.new("workers")
-        shared = {"database_url": url, "trace_url": folder / "objects", "lease_s": 1.0}
+        shared = {
+            "database_url": url,
+            "trace_url": folder / "objects",
+            "lease_s": 1.0,
+            # The next worker takes what the killed one had, and is killed at it in turn.
+            "max_tries": 2 * _KILLS[form],
+        }
         server = stack.enter_context(FaultServer(folder / "server", shared))
         rates = []
         for count in _WORKERS[form]:

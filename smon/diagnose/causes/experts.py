@@ -17,6 +17,8 @@ from smon.simulate.cube import Changes
 #: In so many of the steps somebody is loaded, and in at most so many more than one.
 _BUSY = 0.5
 _SEVERAL = 0.2
+#: What is loaded in so many of the steps does not take turns.
+_ALWAYS = 0.8
 #: From this correlation on, token counts explain the times.
 _TOKENS_EXPLAIN = 0.8
 
@@ -38,9 +40,12 @@ def _rotates_slowly(hot: NDArray[np.bool_]) -> bool:
     busy = hot.any(axis=1)
     if busy.mean() < _BUSY or (hot.sum(axis=1) > 1).mean() > _SEVERAL:
         return False
+    if hot.mean(axis=0).max() >= _ALWAYS:
+        return False
     runs = _runs(np.argmax(hot, axis=1)[busy])
-    lengths = [length for _, length in runs]
-    return len({worker for worker, _ in runs}) > 1 and float(np.median(lengths)) >= EXPERT_RUN
+    # A moment of one worker is no turn, and must not hide another one that is always slow.
+    takers = {worker for worker, length in runs if length >= EXPERT_RUN}
+    return len(takers) > 1 and float(np.median([length for _, length in runs])) >= EXPERT_RUN
 
 
 def _runs(workers: NDArray[np.intp]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from smon.attribute.peers import peers
 from smon.attribute.persistence import BURST_STEPS, Kind, Persistence, vote
 from smon.diagnose.draft import Draft
-from smon.diagnose.evidence import Evidence, Floats, nanmedian, nanquantile, spread
+from smon.diagnose.evidence import COMPUTE, Evidence, Floats, nanmedian, nanquantile, spread
 from smon.diagnose.place import node_of, place, places, workers_of
 from smon.diagnose.side import Shown, beside_peers
 from smon.diagnose.thresholds import (
@@ -22,6 +22,7 @@ from smon.diagnose.thresholds import (
     CONGESTION_SHARE,
     FLAP_FACTOR,
     LINK_RATIO,
+    STAGE_RATIO,
 )
 from smon.ops import OpType
 from smon.report import Candidate, Where
@@ -57,6 +58,11 @@ _SCORE = 6.0
 _MOSTLY = 0.5
 #: Transfers are slow together if so much of one's slow time is the other's.
 _TOGETHER = 0.8
+#: And the worker behind a slow group has slow transfers in so much of the group's slow time: one
+#: hiccup says nothing about a ring that is slow in all steps.
+_WORKER_SHARE = 0.5
+#: A ring that may just have more to carry; see `_perhaps_parameters`.
+_PERHAPS_PARAMETERS = 0.4
 #: Longer lists of candidates help nobody.
 _MAX_CANDIDATES = 1024
 
@@ -173,15 +179,17 @@ def _factor(times: Floats, usual: Floats, active: NDArray[np.bool_]) -> float:
 def _workers_behind(stage: int, collectives: list[_Slow], p2p: list[_Slow]) -> list[int]:
     """DP ranks of a stage whose point-to-point transfers are slow in the same steps."""
     when = np.logical_or.reduce([slow.active for slow in collectives])
-    together = [
-        slow
-        for slow in p2p
-        if slow.stage == stage and (slow.active & when).sum() >= _TOGETHER * slow.active.sum()
-    ]
+    together = [slow for slow in p2p if slow.stage == stage and _together(slow.active, when)]
     if not together:
         return []
     most = max(sum(slow.dp == dp for slow in together) for dp in {slow.dp for slow in together})
     return sorted({slow.dp for slow in together if sum(o.dp == slow.dp for o in together) == most})
+
+
+def _together(worker: NDArray[np.bool_], group: NDArray[np.bool_]) -> bool:
+    """Whether a worker's transfers are slow when those of its group are, and only then."""
+    both = int((worker & group).sum())
+    return both >= max(_TOGETHER * int(worker.sum()), _WORKER_SHARE * int(group.sum()))
 
 
 def _draft(
@@ -213,7 +221,39 @@ def _draft(
         return replace(draft, where=where, optypes=labels, confidence=0.85)
     members = [(dp, stage) for dp in range(evidence.window.dp_ranks)]
     text = (*text, _why_only_the_group(evidence, behind))
-    return _one_of(evidence, slow.draft("dp_group", text, changes), members)
+    draft = _one_of(evidence, slow.draft("dp_group", text, changes), members)
+    return _perhaps_parameters(evidence, draft, stage)
+
+
+def _perhaps_parameters(evidence: Evidence, draft: Draft, stage: int) -> Draft:
+    """On a stage that may have more parameters, a ring that is always slow may be a healthy one.
+
+    An embedding or the loss layer makes collectives of the first or last stage longer, a longer
+    stage those of any; neither comes and goes.
+    """
+    may_have_more = stage in (0, evidence.window.stages - 1) or _is_long(evidence, stage)
+    if evidence.window.stages == 1 or not may_have_more:
+        return draft
+    if draft.persistence.kind is not Kind.PERSISTENT:
+        return draft
+    more = Candidate(
+        "stage_partition", Where(stage=stage), "parameters per stage, or bytes per collective"
+    )
+    text = f"stage {stage} may have more parameters: then its collectives are longer, and well"
+    return replace(
+        draft,
+        confidence=_PERHAPS_PARAMETERS,
+        evidence=(*draft.evidence, text),
+        candidates=(more, *draft.candidates),
+        next=(f"compare the parameters of stage {stage} with those of the others", *draft.next),
+    )
+
+
+def _is_long(evidence: Evidence, stage: int) -> bool:
+    """Whether a stage computes for longer than the others, as recorded."""
+    forward, backward = (nanmedian(evidence.recorded_work(op), (0, 1, 3)) for op in COMPUTE)
+    total = forward + backward
+    return bool(total[stage] > (1 + STAGE_RATIO) * nanmedian(np.delete(total, stage), 0))
 
 
 def _why_only_the_group(evidence: Evidence, behind: list[int]) -> str:

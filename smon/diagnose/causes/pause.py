@@ -26,6 +26,8 @@ _MANY_WORKERS = 3
 _TOO_MANY = 0.1
 #: A median of fewer ops is no reference; the whole window is then.
 _FEW_OPS = 4
+#: And from so many steps on, a position has a median of its own.
+_FEW_STEPS = 4
 _MEMORY = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "a smaller microbatch, or more activation checkpointing: memory is nearly full",
@@ -53,11 +55,15 @@ def find(evidence: Evidence) -> list[Draft]:
 
 
 def _expected(cube: Floats) -> Floats:
-    """What an op should take: its worker's typical op of this step."""
+    """What an op should take: its worker's typical op of this step, or of this position if longer.
+
+    Of interleaved schedules the chunk with the loss is longer than the others in every step.
+    """
     typical = nanmedian(cube, 3)
     if cube.shape[3] < _FEW_OPS:
         typical = nanmedian(cube, (0, 3))[None]
-    return np.broadcast_to(typical[..., None], cube.shape)
+    expected = np.broadcast_to(typical[..., None], cube.shape)
+    return np.fmax(expected, nanmedian(cube, 0)[None]) if len(cube) >= _FEW_STEPS else expected
 
 
 def _draft(evidence: Evidence, hit: NDArray[np.bool_], extra: Floats, changes: Changes) -> Draft:
