@@ -72,7 +72,11 @@ def _site(folder: Path) -> Iterator[Site]:
 
 def _serve(folder: Path, stack: ExitStack) -> tuple[FaultServer, str]:
     url = stack.enter_context(postgres()).new("cluster")
-    shared = {"database_url": url, "trace_url": new_bucket(), "lease_s": 5.0}
+    # What was under way on a node that is killed goes on on another, which is killed in turn.
+    tries = 2 * max(_KILLS.values())
+    shared = {
+        "database_url": url, "trace_url": new_bucket(), "lease_s": 5.0, "max_tries": tries,
+    }  # fmt: skip
     return stack.enter_context(FaultServer(folder / "server", shared)), url
 
 

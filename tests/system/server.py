@@ -15,7 +15,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, Self
 
-START_S = 60.0
+START_S = 180.0
 _POLL_S = 0.02
 
 

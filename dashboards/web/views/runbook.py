@@ -70,4 +70,6 @@ def listed() -> RunbookList:
 def rendered(text: str) -> Markup:
     """Markdown as HTML, in which markup is text."""
     made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    return Markup(made)  # noqa: S704  # escaped by the line above
+    # Commands are wider than a phone: who has no pointer scrolls them by keys.
+    made = made.replace("<pre>", '<pre tabindex="0">')
+    return Markup(made)  # noqa: S704  # escaped by the first line
