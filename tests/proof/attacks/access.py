@@ -20,7 +20,7 @@ from tests.proof.attacks.target import MINE, Answer, Target, lines_of, sample
 _REFUSED: Final = frozenset({303, 400, 401, 403, 404, 405})
 
 #: What is open to all, since it holds nothing of any job.
-_OPEN: Final = ("/login", "/logout", "/static/", "/runbooks/", "/api/v1/openapi.json")
+_OPEN: Final = ("/login", "/logout", "/static/", "/runbooks", "/api/v1/openapi.json")
 
 #: Routes of agents stand in the document without a scope: theirs is to send.
 _OF_AGENTS: Final = ("/api/v1/agents/hello", "/api/v1/agents/heartbeat", "/api/v1/time")
