@@ -86,7 +86,6 @@ def _serve(parsed: argparse.Namespace) -> int:
         own = settings.ops_port if settings.worker_ops_port < 0 else settings.worker_ops_port
         return run_worker(replace(settings, worker_ops_port=own))
     from smon.api.serve import Role, Server, bind
-    from smon.commands.memory import give_back_regularly
     from smon.store.database import Database
     from smon.store.schema import upgrade
 
@@ -97,6 +96,5 @@ def _serve(parsed: argparse.Namespace) -> int:
     server = Server(settings, bind(settings), os.environ, Role(parsed.role))
     listening = server.listening
     print(f"SMon is at {listening.url} (health and metrics: {listening.ops_url})", flush=True)
-    give_back_regularly()
     server.run()
     return 0

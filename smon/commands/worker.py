@@ -110,7 +110,6 @@ def run_worker(
     """
     from prometheus_client import CollectorRegistry
 
-    from smon.commands.memory import give_back_regularly
     from smon.metrics.process import register_process
     from smon.store.database import Database
     from smon.store.objects import Objects
@@ -134,7 +133,6 @@ def run_worker(
         else:
             _watch_parent(worker, os.environ.get(PARENT_VARIABLE))
             with operations(settings, registry, database):
-                give_back_regularly()
                 worker.run()
     finally:
         database.close()
