@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,14 @@ def test_processes_that_make_a_sqlite_file_at_once_wait_for_each_other(tmp_path:
     ends.join()
     other.close()
     database.close()
+
+
+def test_a_postgresql_whose_machine_is_gone_is_noticed(postgres_url: str) -> None:
+    """Else the kernel waits for two hours, and with it the log, leases and heartbeats."""
+    database = Database(postgres_url)
+    with database.engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        found = driver.info.get_parameters()
+    database.close()
+    assert int(found["keepalives_idle"]) + 3 * int(found["keepalives_interval"]) <= 30
+    assert int(found["tcp_user_timeout"]) <= 30_000
