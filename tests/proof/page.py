@@ -98,10 +98,6 @@ MISSED: Final[Mapping[tuple[str, str], str]] = {
     "ledger could follow after the step has its row, as fixes do. Such a job steps every 14 s",
     ("soak", "MiB of memory of the server, more per minute"): _FREE,
     ("soak", "MiB of memory of the worker, more per minute"): _FREE,
-    ("corpora", "secret wrong from the start or at its end: difference in time, ratio"): "the "
-    "machine was busy with other proofs (load 9 on two cores), and its scheduler made the "
-    "difference: half an hour before, in a run that asked for secrets in the same way, it was met. "
-    "A quiet machine mends it",
     ("ingest", "requests per second"): "the server, two decoders and the generator share two "
     "cores, and the server's process was busy for 0.94 of one: it is bound by its event loop. A "
     "core for each, or a second server process, would mend it",
