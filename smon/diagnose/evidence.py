@@ -106,9 +106,14 @@ class Evidence:
         return self._cache[key]
 
     @cached_property
+    def compute_and_wait_ns(self) -> tuple[Floats, Floats]:
+        """(dp_ranks, stages, steps) what each worker computes, and only waits for its peers."""
+        return compute_and_wait(self.window)
+
+    @cached_property
     def wait_ns(self) -> Floats:
         """(dp_ranks, stages) mean time per step in which a worker only waits for its peers."""
-        wait = compute_and_wait(self.window)[1]
+        wait = self.compute_and_wait_ns[1]
         known = ~np.isnan(wait)
         with np.errstate(invalid="ignore"):
             return np.asarray(np.where(known, wait, 0.0).sum(axis=2) / known.sum(axis=2))

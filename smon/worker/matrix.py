@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from smon.analysis import Study
-from smon.attribute.occupied import compute_and_wait
 from smon.timeline.reference import packed, reference_of
 
 Floats = NDArray[np.float64]
@@ -45,7 +44,7 @@ def workers_file(studied: Study) -> pa.Buffer:
     the steps needs (`smon.timeline.reference`).
     """
     window, times = studied.prepared.window, studied.times
-    compute, wait = compute_and_wait(window)
+    compute, wait = studied.evidence.compute_and_wait_ns
     shape = (len(window.steps), window.dp_ranks, window.stages)
     step, dp, stage = (index.ravel() for index in np.indices(shape))
     columns = [
