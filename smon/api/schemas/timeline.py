@@ -25,7 +25,7 @@ class TimelineRowModel(TimelinePlaceModel):
         description="time of its forwards and backwards in the step", examples=[1.24]
     )
     wait_s: float | None = Field(
-        description="time that its communication waits for peers; beside compute, not after it",
+        description="time in which its communication waits for peers and it computes nothing",
         examples=[0.02],
     )
 
