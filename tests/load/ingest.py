@@ -32,7 +32,7 @@ from tests.load.agents import (
     requests_of,
     stop,
 )
-from tests.load.samples import cpu_s
+from tests.load.samples import family_cpu_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Load:
     server_cpu, generator_cpu
         Share of one core.
     server_cpu_ms
-        Per request, the drain and all other threads included; it does not depend on who else uses
+        Per request, the drain and the decoders included; it does not depend on who else uses
         the machine.
-    stored_events
-        Events that were in files and database shortly after the end.
+    acknowledged_events, stored_events
+        Events of batches that were acknowledged; of those in files and database after the end.
     """
 
     seconds: float
@@ -65,6 +65,7 @@ class Load:
     server_cpu: float
     generator_cpu: float
     server_cpu_ms: float
+    acknowledged_events: int
     stored_events: int
 
 
@@ -96,11 +97,15 @@ def measure(
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             port = int((server.stdout.readline() if server.stdout else "").strip())
-            before = cpu_s(server.pid), resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
+            before = (
+                family_cpu_s(server.pid),
+                resource.getrusage(resource.RUSAGE_SELF),
+                time.monotonic(),
+            )
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 senders = runner.run(generate(port, connections, seconds, rate))
             took = time.monotonic() - before[2]
-            server_cpu = cpu_s(server.pid) - before[0]
+            server_cpu = family_cpu_s(server.pid) - before[0]
             usage = resource.getrusage(resource.RUSAGE_SELF)
         finally:
             server.send_signal(signal.SIGTERM)
@@ -123,6 +128,7 @@ def measure(
         server_cpu=round(server_cpu / took, 2),
         generator_cpu=round(mine / took, 2),
         server_cpu_ms=round(1000 * server_cpu / max(len(times) + refused, 1), 3),
+        acknowledged_events=len(times) * EVENTS,
         stored_events=int(text.split()[-1]) if text.split() else -1,
     )
 
