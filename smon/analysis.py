@@ -39,6 +39,7 @@ from smon.report import (
     JobPart,
     JobReport,
     LedgerEntry,
+    Outline,
     QualityPart,
     SkippedStep,
     Slowdown,
@@ -205,8 +206,21 @@ def analyze_prepared(prepared: Prepared, options: Options = _DEFAULT) -> JobRepo
     return report_of(study(prepared, options.progress, options.history), options)
 
 
+def outline_of(studied: Study) -> Outline:
+    """What is known of a studied window without more simulations."""
+    prepared, diagnosis = studied.prepared, studied.diagnosis
+    few = len(prepared.window.steps) < MIN_STEPS
+    return Outline(
+        window=_window_part(prepared),
+        per_step=_per_step(prepared, studied.times),
+        verdict="insufficient_data" if few else diagnosis.verdict,
+        findings=diagnosis.findings,
+    )
+
+
 def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
     """The report of a window that is already studied."""
+    outline = outline_of(studied)
     prepared, times, diagnosis = studied.prepared, studied.times, studied.diagnosis
     window, ideal, engine = prepared.window, prepared.ideal, prepared.engine
     approximate = approximate_workers(times)
@@ -226,7 +240,7 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
     )
     return JobReport(
         job=_job_part(prepared.job),
-        window=_window_part(prepared),
+        window=outline.window,
         quality=_quality_part(prepared, times, notes),
         step_time=_step_time(times),
         slowdown=Slowdown(
@@ -237,7 +251,7 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
             launch=float(slowdown(times.recorded, times.simulated)),
         ),
         waste_ratio=waste,
-        per_step=_per_step(prepared, times),
+        per_step=outline.per_step,
         by_optype=_ratios(times.by_optype, times),
         by_dp_rank=_numbered(slowdown(times.by_dp_rank, times.ideal)),
         by_stage=_numbered(slowdown(times.by_stage, times.ideal)),
@@ -250,8 +264,8 @@ def report_of(studied: Study, options: Options = _DEFAULT) -> JobReport:
         ledger=tuple(
             LedgerEntry(str(part.factor), part.excess_ns / 1e9, part.share) for part in parts
         ),
-        verdict="insufficient_data" if len(window.steps) < MIN_STEPS else diagnosis.verdict,
-        findings=diagnosis.findings,
+        verdict=outline.verdict,
+        findings=outline.findings,
         fixes=fixes,
     )
 

@@ -37,12 +37,12 @@ def covered(start: Floats, end: Floats) -> Floats:
     """(lanes,) length of the union of intervals, (intervals, lanes) each; an end may lie before."""
     if len(start) == 0:
         return np.zeros(start.shape[1])
-    order = np.argsort(start, axis=0)
-    begun = np.take_along_axis(start, order, axis=0)
-    latest = np.maximum.accumulate(np.take_along_axis(end, order, axis=0), axis=0)
-    # What an interval adds begins where all before it have ended.
-    np.maximum(begun[1:], latest[:-1], out=begun[1:])
-    return np.asarray(np.maximum(latest - begun, 0.0).sum(axis=0))
+    # Sorted by themselves, the next start lies behind an end just where all that has begun is over.
+    # Along memory, since sorting such rows is several times as fast.
+    begun = np.sort(np.ascontiguousarray(start.T), axis=1)
+    ended = np.sort(np.maximum(start, end).T, axis=1)
+    gaps = np.maximum(begun[:, 1:] - ended[:, :-1], 0.0).sum(axis=1)
+    return np.asarray(ended[:, -1] - begun[:, 0] - gaps)
 
 
 def _of_stage(part: Part, stage: int) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:

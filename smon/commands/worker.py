@@ -110,12 +110,14 @@ def run_worker(
     """
     from prometheus_client import CollectorRegistry
 
+    from smon import memory
     from smon.metrics.process import register_process
     from smon.store.database import Database
     from smon.store.objects import Objects
     from smon.store.schema import upgrade
     from smon.worker.loop import Worker
 
+    memory.keep()
     database, registry = Database(settings.database), CollectorRegistry()
     database.wait(settings.start_wait_s)
     upgrade(database)

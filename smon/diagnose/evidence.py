@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -71,6 +71,12 @@ class Evidence:
     history: History | None = None
     table: OpTable | None = None
 
+    def explaining(self, changes: Changes) -> Evidence:
+        """The same window, with more explained."""
+        later = replace(self, explained=self.explained | changes)
+        later.known.update(self.known)  # of durations as recorded, which stay
+        return later
+
     @property
     def steps(self) -> NDArray[np.int64]:
         """(steps,) step numbers."""
@@ -85,7 +91,7 @@ class Evidence:
     def delay(self, optype: OpType) -> Floats:
         """Launch delays, with the stalls that are explained taken off."""
         recorded = self._cached(
-            ("delay", optype), lambda: cube_of(self.window, optype, lambda part: part.delay)
+            ("delay", optype, ()), lambda: cube_of(self.window, optype, lambda part: part.delay)
         )
         stall = self.explained.stall.get(optype)
         return recorded if stall is None else recorded - stall
@@ -93,17 +99,28 @@ class Evidence:
     def recorded_work(self, optype: OpType) -> Floats:
         """Durations as recorded."""
         return self._cached(
-            ("work", optype), lambda: cube_of(self.window, optype, lambda part: part.work)
+            ("work", optype, ()), lambda: cube_of(self.window, optype, lambda part: part.work)
+        )
+
+    def typical(self, optype: OpType, axes: tuple[int, ...]) -> Floats:
+        """Median of `work` over some of its axes; not to be written to."""
+        if optype in self.explained.work:
+            return nanmedian(self.work(optype), axes)
+        return self._cached(
+            ("typical", optype, axes), lambda: nanmedian(self.recorded_work(optype), axes)
         )
 
     @cached_property
-    def _cache(self) -> dict[tuple[str, OpType], Floats]:
+    def known(self) -> dict[tuple[str, OpType, tuple[int, ...]], Floats]:
+        """What has been worked out of durations as recorded."""
         return {}
 
-    def _cached(self, key: tuple[str, OpType], make: Callable[[], Floats]) -> Floats:
-        if key not in self._cache:
-            self._cache[key] = make()
-        return self._cache[key]
+    def _cached(
+        self, key: tuple[str, OpType, tuple[int, ...]], make: Callable[[], Floats]
+    ) -> Floats:
+        if key not in self.known:
+            self.known[key] = make()
+        return self.known[key]
 
     @cached_property
     def compute_and_wait_ns(self) -> tuple[Floats, Floats]:

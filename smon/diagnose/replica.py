@@ -94,7 +94,7 @@ def data_share(evidence: Evidence, dp: int, excess: float) -> float | None:
 
 def _time(evidence: Evidence) -> Floats:
     """(steps, dp_ranks) forward and backward of a typical microbatch, over the stages."""
-    typical = [nanmedian(evidence.work(op), 3) for op in COMPUTE]
+    typical = [evidence.typical(op, (3,)) for op in COMPUTE]
     time: Floats = np.asarray(np.mean(typical[0] + typical[1], axis=2))
     return time
 

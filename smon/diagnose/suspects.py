@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smon.attribute.persistence import PERSISTENT_SHARE, Kind, Persistence, vote
-from smon.diagnose.evidence import B, Evidence, F, Floats, nanmedian
+from smon.diagnose.evidence import B, Evidence, F, Floats
 from smon.diagnose.place import workers_of
 from smon.diagnose.thresholds import (
     DEVICE_LASTING_RATIO,
@@ -93,7 +93,7 @@ def combined(evidence: Evidence, kinds: Mapping[OpType, Slowness]) -> tuple[Floa
     total = np.zeros_like(kinds[F].effect)
     weight, noise = 0.0, 0.0
     for op, kind in kinds.items():
-        share = float(np.nansum(nanmedian(evidence.work(op), (0, 1, 3))))
+        share = float(np.nansum(evidence.typical(op, (0, 1, 3))))
         if np.isnan(kind.effect).all() or np.isnan(share):
             continue
         total = total + share * np.expm1(kind.effect)

@@ -9,7 +9,7 @@ Flow: `smon.diagnose.causes` → **here** → `smon.analysis`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -121,7 +121,7 @@ def _ask(evidence: Evidence) -> list[tuple[Draft, Changes]]:
         for draft in find(evidence)[:_MAX_DRAFTS]:
             own = own_changes(evidence, before, draft.changes)
             asked.append((draft, own))
-            evidence = replace(evidence, explained=evidence.explained | draft.changes)
+            evidence = evidence.explaining(draft.changes)
     return asked
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
 
-from smon.report import JobReport
+from smon.report import Outline
 from smon.store.models import StepResult
 from smon.store.results import finite
 from smon.store.streams import chunks
@@ -45,7 +45,7 @@ class StepRow:
 
 
 def rows_of(
-    report: JobReport, starts: Mapping[int, int], only: Collection[int] | None = None
+    outline: Outline, starts: Mapping[int, int], only: Collection[int] | None = None
 ) -> list[StepRow]:
     """What a report says of its steps, used or left out.
 
@@ -66,11 +66,11 @@ def rows_of(
             skipped=None,
             start_ns=starts.get(part.step),
         )
-        for part in report.per_step
+        for part in outline.per_step
     ]
     left_out = [
         StepRow(one.step, None, None, None, None, one.reason, starts.get(one.step))
-        for one in report.window.skipped
+        for one in outline.window.skipped
     ]
     rows = sorted([*used, *left_out], key=lambda row: row.step)
     return rows if only is None else [row for row in rows if row.step in only]

@@ -200,7 +200,7 @@ def _write_findings(
         return
     attempt_id, source = material.attempt.id, material.source
     known = findings.known_findings(session, attempt_id, None, source)
-    seen = life.seen_in(made.report, made.context, source)
+    seen = life.seen_in(made.report.outline, made.context, source)
     numbers = [part.step for part in made.report.per_step]
     terms = life.Terms(numbers, service.settings.clear_steps)
     if not numbers:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from smon.diagnose.thresholds import CRITICAL_SHARE, WARNING_SHARE
-from smon.report import Finding, JobReport, PersistencePart
+from smon.report import Finding, Outline, PersistencePart
 from smon.store.findings import Change, Event, Known, Seen, Source
 from smon.store.models import FindingState
 from smon.trace.context import Context
@@ -56,14 +56,14 @@ def key_of(finding: Finding) -> str:
     return f"{finding.cause}|{finding.scope}|{place}"
 
 
-def seen_in(report: JobReport, context: Context, source: Source = Source.OPS) -> list[Seen]:
-    """Findings of a report with what they need to be followed across analyses and jobs.
+def seen_in(outline: Outline, context: Context, source: Source = Source.OPS) -> list[Seen]:
+    """Findings of a window with what they need to be followed across analyses and jobs.
 
     Of two findings with one key the first, which is the dearer one, counts.
     """
     found: dict[str, Seen] = {}
-    documents = report.findings_as_dicts()
-    for finding, document in zip(report.findings, documents, strict=True):
+    documents = outline.findings_as_dicts()
+    for finding, document in zip(outline.findings, documents, strict=True):
         where, key = finding.where, key_of(finding)
         rank = -1 if where.rank is None else where.rank
         found.setdefault(

@@ -10,15 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
-from smon.analysis import Options, Study, empty_report, planned_fixes, report_of, study
+from smon.analysis import (
+    Options,
+    Study,
+    empty_report,
+    outline_of,
+    planned_fixes,
+    report_of,
+    study,
+)
 from smon.diagnose.history import History
 from smon.errors import FencedError, NothingUsableError, SMonError, StoreError
 from smon.prepare import prepare
-from smon.report import Finding, FixPart, JobReport
+from smon.report import Finding, FixPart, JobReport, Outline
 from smon.store import findings, steps
 from smon.store import windows as table
 from smon.store.findings import Source
@@ -117,8 +125,8 @@ class _Followed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Made:
-    """What one analysis gives.
+class _Whole:
+    """A whole report.
 
     Attributes
     ----------
@@ -129,16 +137,29 @@ class _Made:
     """
 
     report: JobReport
+    workers: bytes | None = None
+    unplanned: tuple[Study, Options] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """What one analysis gives.
+
+    Attributes
+    ----------
+    rest
+        Works out the whole report.
+    """
+
+    outline: Outline
     context: Context
     rows: list[steps.StepRow]
-    used: int
-    workers: bytes | None
-    unplanned: tuple[Study, Options] | None
+    rest: Callable[[], _Whole]
 
     @property
     def speaks(self) -> bool:
         """Whether it can say what is there and what is not."""
-        return self.report.verdict != "insufficient_data"
+        return self.outline.verdict != "insufficient_data"
 
 
 class Live:
@@ -238,9 +259,20 @@ class Live:
         service.metrics.rows.inc(followed.trailing.rows_read - before)
         check()
         made = self._analyse(followed, attempt, _Scope(first, changed), check)
-        self._write(follow, attempt, followed, made)
-        if made.unplanned is not None:
-            self._plan(follow, attempt, followed, made.report, *made.unplanned)
+        # Of a large job, who is slow need not wait for the ledger.
+        early = followed.trailing.rows > self._plan_ops
+        if early:
+            self._write(follow, attempt, followed, made, {})
+        whole = made.rest()
+        check()
+        values = self._values(attempt, whole)
+        if early:
+            with service.database.write() as session:
+                table.live_update(session, follow, values)
+        else:
+            self._write(follow, attempt, followed, made, values)
+        if whole.unplanned is not None:
+            self._plan(follow, attempt, followed, whole.report, *whole.unplanned)
         service.metrics.seconds.labels("live").observe((service.clock() - begin) / 1e9)
 
     def _known(self, follow: Follow) -> _Followed:
@@ -284,7 +316,6 @@ class Live:
         numbers = followed.trailing.numbers()
         context = with_hosts(followed.trailing.context(), followed.hosts)
         ops = followed.trailing.table() if numbers else None
-        workers, unplanned = None, None
         options = Options(
             notes=attempt.notes,
             price_per_gpu_hour=self._service.settings.price,
@@ -295,46 +326,57 @@ class Live:
             whole, notes = complete(ops, attempt)
             options = replace(options, notes=notes)
             given = whole, context, options
-            report, workers, unplanned = self._report(followed, attempt, scope, given)
+            outline, rest = self._outline(followed, attempt, scope, given)
         except NothingUsableError as error:
-            report = empty_report(job_of(attempt), error, options)
+            outline, rest = _nothing(attempt, error, options)
         except StoreError:
             raise
         except SMonError as error:
-            report = empty_report(job_of(attempt), NothingUsableError(str(error)), options)
+            outline, rest = _nothing(attempt, NothingUsableError(str(error)), options)
         starts = {} if ops is None else starts_of(ops)
-        rows = steps.rows_of(report, starts, scope.new_steps(attempt, numbers))
-        used = sum(row.skipped is None for row in rows)
-        return _Made(report, context, rows, used, workers, unplanned)
+        rows = steps.rows_of(outline, starts, scope.new_steps(attempt, numbers))
+        return _Made(outline, context, rows, rest)
 
-    def _report(
+    def _outline(
         self,
         followed: _Followed,
         attempt: AttemptInfo,
         scope: _Scope,
         given: tuple[OpTable, Context, Options],
-    ) -> tuple[JobReport, bytes, tuple[Study, Options] | None]:
+    ) -> tuple[Outline, Callable[[], _Whole]]:
         ops, context, options = given
         check = options.progress
         grid = followed.trailing.grid(ops)
         prepared = prepare(ops, job_of(attempt), context, grid=grid)
         studied = study(prepared, check, options.history)
-        known = self._fixes(followed, attempt, studied, options)
-        unplanned = None if known.fresh else (studied, options)
-        report = report_of(studied, replace(options, fixes=known.fixes))
-        workers = workers_file(studied).to_pybytes()
-        long = report.findings
+        outline = outline_of(studied)
         short = self._latest(followed, attempt, context, options)
         merged, followed.memory = life.combined(
-            long,
-            long if short is None else short,
+            outline.findings,
+            outline.findings if short is None else short,
             followed.memory,
             from_start=scope.from_start(followed.trailing.numbers()),
         )
-        if report.verdict != "insufficient_data":
+        if outline.verdict != "insufficient_data":
             verdict = merged[0].verdict if merged else "none"
-            report = replace(report, findings=tuple(merged), verdict=verdict)
-        return report, workers, unplanned
+            outline = replace(outline, findings=tuple(merged), verdict=verdict)
+        return outline, lambda: self._whole(followed, attempt, studied, outline, options)
+
+    def _whole(
+        self,
+        followed: _Followed,
+        attempt: AttemptInfo,
+        studied: Study,
+        outline: Outline,
+        options: Options,
+    ) -> _Whole:
+        known = self._fixes(followed, attempt, studied, options)
+        report = report_of(studied, replace(options, fixes=known.fixes))
+        return _Whole(
+            report=replace(report, findings=outline.findings, verdict=outline.verdict),
+            workers=workers_file(studied).to_pybytes(),
+            unplanned=None if known.fresh else (studied, options),
+        )
 
     def _fixes(
         self, followed: _Followed, attempt: AttemptInfo, studied: Study, options: Options
@@ -384,34 +426,44 @@ class Live:
         except NothingUsableError:
             return None
 
+    def _values(self, attempt: AttemptInfo, whole: _Whole) -> dict[str, Any]:
+        """Columns of an attempt whose step has its report."""
+        now = self._service.clock()
+        return {
+            "live_step": attempt.ready_step,
+            "live_report": packed(whole.report),
+            "live_workers": whole.workers,
+            **{f"live_{name}": value for name, value in numbers_of(whole.report).items()},
+            "live_coverage_ratio": whole.report.window.coverage_ratio,
+            "live_analysed_ns": now,
+            "live_lease_ns": now + int(self._service.settings.lease_s * _NS),
+        }
+
     def _write(
-        self, follow: Follow, attempt: AttemptInfo, followed: _Followed, made: _Made
+        self,
+        follow: Follow,
+        attempt: AttemptInfo,
+        followed: _Followed,
+        made: _Made,
+        values: Mapping[str, Any],
     ) -> None:
+        """Write steps and findings, and with them, if there are any, the values of the attempt."""
         service = self._service
         now = service.clock()
-        values = {
-            "live_step": attempt.ready_step,
-            "live_report": packed(made.report),
-            "live_workers": made.workers,
-            **{f"live_{name}": value for name, value in numbers_of(made.report).items()},
-            "live_coverage_ratio": made.report.window.coverage_ratio,
-            "live_analysed_ns": now,
-            "live_lease_ns": now + int(service.settings.lease_s * _NS),
-        }
+        lease_ns = now + int(service.settings.lease_s * _NS)
         ids = _ids(attempt)
         terms = life.Terms(followed.trailing.numbers(), service.settings.clear_steps)
         with service.database.write() as session:
-            table.live_update(session, follow, values)
+            table.live_update(session, follow, {"live_lease_ns": lease_ns, **values})
             steps.put_steps(session, ids, made.rows, now)
             if made.speaks:
                 since = terms.front - life.REOPEN_STEPS
                 known = findings.known_findings(session, attempt.id, since, Source.OPS)
-                seen = life.seen_in(made.report, made.context)
+                seen = life.seen_in(made.outline, made.context)
                 changed = life.changes(known, seen, terms)
                 findings.write_changes(session, ids, changed, life.times_of(changed, now))
-        service.metrics.count_steps(
-            made.used, [row.skipped for row in made.rows if row.skipped is not None]
-        )
+        skipped = [row.skipped for row in made.rows if row.skipped is not None]
+        service.metrics.count_steps(len(made.rows) - len(skipped), skipped)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -463,6 +515,13 @@ class _Scope:
             return set(numbers)
         seen = -1 if attempt.live_step is None else attempt.live_step
         return {step for step in numbers if step > seen or step in self.changed}
+
+
+def _nothing(
+    attempt: AttemptInfo, error: NothingUsableError, options: Options
+) -> tuple[Outline, Callable[[], _Whole]]:
+    report = empty_report(job_of(attempt), error, options)
+    return report.outline, lambda: _Whole(report)
 
 
 def _keys(studied: Study) -> frozenset[str]:

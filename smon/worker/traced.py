@@ -71,4 +71,4 @@ def store_made(
     ids = {name: getattr(key, name) for name in ("tenant_id", "job_id", "attempt_id")}
     if source is Source.SERIES or captures.has_ops(session, key.attempt_id):
         return
-    steps.put_steps(session, ids, steps.rows_of(made.report, made.starts), now)
+    steps.put_steps(session, ids, steps.rows_of(made.report.outline, made.starts), now)

@@ -321,7 +321,7 @@ def _transaction(
             fence=claim.fence,
         )
         stale = results.put_result(session, key, new, now)
-        steps.put_steps(session, ids, steps.rows_of(made.report, made.starts), now)
+        steps.put_steps(session, ids, steps.rows_of(made.report.outline, made.starts), now)
         if attempt.mode is Mode.RECORDED:
             write_recorded_findings(session, ids, made, now)
     return stale
@@ -335,7 +335,7 @@ def write_recorded_findings(
     source: Source = Source.OPS,
 ) -> None:
     """Findings of a recorded window, with the times of its steps if they are unix times."""
-    seen = seen_in(made.report, made.context, source)
+    seen = seen_in(made.report.outline, made.context, source)
     bounds = (made.report.window.first_step, made.report.window.last_step)
     onsets = [one.finding.persistence.onset_step for one in seen]
     named = [step for step in (*bounds, *onsets) if step is not None]

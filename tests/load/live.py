@@ -14,7 +14,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -41,6 +41,9 @@ JOB = "live-load"
 
 #: DP rank and stage of the worker that becomes slow.
 SLOW = (5, 2)
+
+#: Questions for new steps for each one for the job.
+_ROUNDS = 5
 
 #: Until the server has looked at what it was sent.
 _LAST_S = 120.0
@@ -72,19 +75,28 @@ class Size:
 
 @dataclass(slots=True)
 class Times:
-    """When the last batch of each step was acknowledged, and when REST knew of it."""
+    """When the last batch of each step was acknowledged, and when REST knew of it.
+
+    Attributes
+    ----------
+    seen
+        When the step's times were there, and with them what was found.
+    reported
+        When the whole report was: ledger and shares of a large job follow.
+    """
 
     sent: dict[int, float] = field(default_factory=dict)
     seen: dict[int, float] = field(default_factory=dict)
+    reported: dict[int, float] = field(default_factory=dict)
     named_step: int | None = None
 
-    def delays(self) -> list[float]:
+    def delays(self, known: Mapping[int, float]) -> np.ndarray:
         """Seconds of each step, the first one left out; of one that never came, since it was sent.
 
         The server's worker starts while it has the first step to look at.
         """
         now = time.monotonic()
-        return [self.seen.get(step, now) - self.sent[step] for step in sorted(self.sent)[1:]]
+        return np.array([known.get(step, now) - self.sent[step] for step in sorted(self.sent)[1:]])
 
 
 #: Brings the rows of a step to the server, and comes back when they are stored.
@@ -103,7 +115,7 @@ def measure(size: Size, folder: Path) -> dict[str, Any]:
         stop.set()
         watcher.join()
         cpu_s, memory = _worker(server)
-    delays = np.array(times.delays())
+    delays, reports = times.delays(times.seen), times.delays(times.reported)
     return {
         "gpus": made.job.layout.world_size,
         "workers": size.dp * size.pp,
@@ -114,7 +126,9 @@ def measure(size: Size, folder: Path) -> dict[str, Any]:
         "median_s": round(float(np.median(delays)), 3),
         "p90_s": round(float(np.quantile(delays, 0.9)), 3),
         "worst_s": round(float(delays.max()), 3),
-        "never_seen": size.steps - len(times.seen),
+        "report_median_s": round(float(np.median(reports)), 3),
+        "report_worst_s": round(float(reports.max()), 3),
+        "never_seen": size.steps - min(len(times.seen), len(times.reported)),
         "onset_step": size.onset,
         "named_at_step": times.named_step,
         "worker_cpu_us_per_event": round(1e6 * cpu_s / len(made.table), 2),
@@ -244,31 +258,44 @@ def _send_all(
 def _wait_for(step: int, times: Times) -> None:
     """Until REST knows of a step, or it is clear that it never will."""
     end = time.monotonic() + _LAST_S
-    while step not in times.seen and time.monotonic() < end:
+    while step not in times.reported and time.monotonic() < end:
         time.sleep(0.02)
 
 
 def _watch(server: ServerProcess, times: Times, stop: threading.Event) -> None:
-    job_id = None
+    """Ask for what is new: for steps and findings all the time, now and then for the report."""
+    job_id, rounds, newest = None, 0, -1
     while not stop.is_set():
         if job_id is None:
             items = server.get(f"jobs?name={JOB}")["items"]
             job_id = items[0]["id"] if items else None
             continue
-        job = server.get(f"jobs/{job_id}")
-        now, step = time.monotonic(), job["attempts"][0]["live_step"]
-        if step is not None:
-            for each in range(step, -1, -1):
-                if times.seen.setdefault(each, now) != now:
-                    break
-        right = [
-            finding
-            for finding in job["findings"]
-            if (finding["cause"], finding["dp"], finding["stage"]) == ("slow_gpu", *SLOW)
-        ]
-        if right and times.named_step is None:
-            times.named_step = step
+        path = f"jobs/{job_id}/history?metric=slowdown&from_step={newest + 1}"
+        new = server.get(path)["step"]
+        now = time.monotonic()
+        times.seen.update(dict.fromkeys(new, now))
+        newest = max([newest, *new])
+        if new or rounds % _ROUNDS == 0:
+            job = server.get(f"jobs/{job_id}")
+            _look(job, newest, times)
+        rounds += 1
         time.sleep(0.05)
+
+
+def _look(job: dict[str, Any], newest: int, times: Times) -> None:
+    """Note of which step there is a report, and whether the slow worker is named."""
+    now, step = time.monotonic(), job["attempts"][0]["live_step"]
+    if step is not None:
+        for each in range(step, -1, -1):
+            if times.reported.setdefault(each, now) != now:
+                break
+    right = [
+        finding
+        for finding in job["findings"]
+        if (finding["cause"], finding["dp"], finding["stage"]) == ("slow_gpu", *SLOW)
+    ]
+    if right and times.named_step is None:
+        times.named_step = newest
 
 
 def main() -> None:

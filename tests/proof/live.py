@@ -1,4 +1,4 @@
-"""From the last event of a step to its report in REST, for running jobs.
+"""From the last event of a step to its times and findings in REST, for running jobs.
 
 Twice: a job of 1,024 workers whose agents send over real HTTP; and one of 16,384 GPUs whose steps
 are stored as the server's drain stores them, so that the running diagnosis is measured alone.
@@ -67,5 +67,8 @@ def _goals(job: str, found: Mapping[str, Any], worst_s: float) -> Iterator[Goal]
     )
     yield exactly(f"{job}: steps without a report in REST", found["never_seen"], 0)
     yield at_most(
-        f"{job}: worst step, from its last event to REST, s", found["worst_s"], worst_s, timed=True
+        f"{job}: worst step, from its last event to its findings in REST, s",
+        found["worst_s"],
+        worst_s,
+        timed=True,
     )

@@ -92,18 +92,8 @@ _FREE: Final = (
 
 #: Why a goal is missed, and what would mend it, by (proof, goal).
 MISSED: Final[Mapping[tuple[str, str], str]] = {
-    ("live", "large job, as stored: worst step, from its last event to REST, s"): "a step of "
-    "766,208 ops takes one core about 3 s, of which 2.3 s are simulations (1.1 s for the exact "
-    "slowdown of each worker, 0.65 s for the ledger), and then waits for the worker to look. The "
-    "ledger could follow after the step has its row, as fixes do. Such a job steps every 14 s",
     ("soak", "MiB of memory of the server, more per minute"): _FREE,
     ("soak", "MiB of memory of the worker, more per minute"): _FREE,
-    ("ingest", "requests per second"): "the server, two decoders and the generator share two "
-    "cores, and the server's process was busy for 0.94 of one: it is bound by its event loop. A "
-    "core for each, or a second server process, would mend it",
-    ("ingest", "99th percentile of the acknowledgement at 800 requests/s, s"): "800 requests/s "
-    "are all that the machine can do beside the generator, so they queue; at the 125 requests/s "
-    "of 10,000 GPUs it is 0.03 s ([load](#load))",
 }
 
 _HEAD: Final = """# Proof

@@ -389,8 +389,8 @@ def test_hosts_come_from_the_place_or_from_the_side_evidence() -> None:
 
     table, job = synthetic_job()
     report = analyze(table, job)
-    (one,) = life.seen_in(report, Context(hosts={6: "node-3"}, gpus={6: "GPU-9"}))
+    (one,) = life.seen_in(report.outline, Context(hosts={6: "node-3"}, gpus={6: "GPU-9"}))
     assert (one.host, one.gpu_uuid) == ("node-3", "GPU-9")
     assert one.document["cause"] == "slow_gpu"
-    (bare,) = life.seen_in(report, Context())
+    (bare,) = life.seen_in(report.outline, Context())
     assert (bare.host, bare.gpu_uuid) == (None, None)

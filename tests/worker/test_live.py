@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
-from smon.errors import FencedError
+from smon.errors import FencedError, StoreError
 from smon.store import windows as table_of
 from smon.store.compaction import compact
 from smon.store.models import (
@@ -30,6 +30,7 @@ from smon.synth.scenario import Scenario, generate
 from smon.synth.timing import Noise
 from smon.topology import Layout
 from smon.trace.table import OpTable
+from smon.worker import live
 from smon.worker.live import FORGET_S, PLAN_STEPS, Live
 from smon.worker.loop import Worker
 from smon.worker.material import starts_of
@@ -69,11 +70,17 @@ def spell(healthy: OpTable, slow: OpTable, first: int, last: int, steps: int) ->
 class Running:
     """A live job that goes on step by step, and a worker that follows it."""
 
-    def __init__(self, store: Store, table: OpTable, **settings: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        store: Store,
+        table: OpTable,
+        name: str = "job",
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
         self.store = store
         self.table = table
         self.worker = store.worker(**settings)
-        self.stream = store.stream(LAYOUT, window_steps=40)
+        self.stream = store.stream(LAYOUT, job=name, window_steps=40)
 
     def step(self, *numbers: int, worker: Worker | None = None) -> None:
         """Steps come, and are analysed."""
@@ -88,13 +95,15 @@ class Running:
             self.step(number)
 
     def findings(self) -> list[Finding]:
-        """All findings, oldest first."""
-        return sorted(self.store.all(Finding), key=lambda row: row.opened_ns)
+        """All findings of the job, oldest first."""
+        mine = [one for one in self.store.all(Finding) if one.job_id == self.stream.job_id]
+        return sorted(mine, key=lambda row: row.opened_ns)
 
     def report(self) -> dict[str, Any]:
         """The latest report of the running diagnosis."""
         with self.store.database.read() as session:
-            packed = session.scalars(select(Attempt.live_report)).one()
+            mine = select(Attempt.live_report).where(Attempt.id == self.stream.attempt_id)
+            packed = session.scalars(mine).one()
         assert packed is not None
         found: dict[str, Any] = json.loads(unpacked(packed))
         return found
@@ -515,3 +524,59 @@ def test_of_other_jobs_fixes_are_worked_out_at_each_step(store: Store, slow: OpT
     stayed = fixes_over_time(store, spell(slow, slow, 0, 20, 20), plan_ops=10**6)
     assert set(stayed) == {1}
     assert len(stayed) > 10
+
+
+def large(store: Store, table: OpTable, name: str = "job") -> Running:
+    """A job that counts as a large one."""
+    job = Running(store, table, name, live_steps=6)
+    job.worker.live = Live(job.worker.service, job.worker.leases, plan_ops=0)
+    return job
+
+
+def test_of_a_large_job_steps_and_findings_come_before_the_report(
+    store: Store, slow: OpTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that ends between them has said who is slow; the report is made up for."""
+    job = large(store, spell(slow, slow, 0, 20, 20))
+    job.run(range(8))
+
+    def ends(*_: object) -> None:
+        raise StoreError("the process is going away")
+
+    before = [(row.event, row.step) for row in store.all(FindingEvent)]
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "report_of", ends)
+        job.step(8)
+    assert max(row.step for row in store.all(StepResult)) == 8
+    (finding,) = job.findings()
+    assert (finding.rank, finding.last_step) == (6, 8)
+    (attempt,) = store.all(Attempt)
+    assert (attempt.ready_step, attempt.live_step) == (8, 7)
+    assert job.report()["window"]["last_step"] == 7
+
+    store.clock.go_on(store.settings.lease_s)
+    follow(store.worker(live_steps=6))
+    (attempt,) = store.all(Attempt)
+    assert attempt.live_step == 8
+    assert job.report()["window"]["last_step"] == 8
+    assert [(row.event, row.step) for row in store.all(FindingEvent)] == before
+    assert [row.id for row in job.findings()] == [finding.id]
+
+
+def test_a_large_job_is_told_the_same_as_a_small_one(store: Store, slow: OpTable) -> None:
+    """In two transactions or in one: same findings, same report, the fixes left out."""
+    table = spell(slow, slow, 0, 20, 20)
+    small = Running(store, table, live_steps=6)
+    small.run(range(10))
+    big = large(store, table, name="big")
+    big.run(range(10))
+    reports = [job.report() for job in (small, big)]
+    for report in reports:
+        del report["fixes"], report["job"]
+    assert reports[0] == reports[1]
+    told = [
+        [(row.key, row.opened_step, row.last_step) for row in job.findings()]
+        for job in (small, big)
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) == 1

@@ -19,7 +19,7 @@ def find(evidence: Evidence) -> list[Draft]:
     work = {op: evidence.work(op) for op in COMPUTE}
     if evidence.window.stages == 1 or any(cube.shape[3] == 0 for cube in work.values()):
         return []
-    typical = {op: nanmedian(cube, (0, 1, 3)) for op, cube in work.items()}
+    typical = {op: evidence.typical(op, (0, 1, 3)) for op in COMPUTE}
     total = typical[F] + typical[B]
     if np.isnan(total).any():
         return []
@@ -45,7 +45,7 @@ def _ratios(evidence: Evidence, stage: int) -> Floats:
         logs = log_work(evidence, op)
         others = nanmedian(np.delete(logs, stage, axis=2), 2)
         parts.append(nanmedian(logs[:, :, stage] - others, 2))
-    weights = [float(np.nansum(nanmedian(evidence.work(op), (0, 1, 3)))) for op in COMPUTE]
+    weights = [float(np.nansum(evidence.typical(op, (0, 1, 3)))) for op in COMPUTE]
     mean = (parts[0] * weights[0] + parts[1] * weights[1]) / sum(weights)
     ratios: Floats = np.exp(mean)
     return ratios
@@ -103,7 +103,6 @@ def even_stages(evidence: Evidence) -> Changes:
     """The same total work, spread evenly over the stages."""
     work = {}
     for op in COMPUTE:
-        cube = evidence.work(op)
-        stages = nanmedian(cube, (0, 1, 3))
-        work[op] = cube * (float(np.mean(stages)) / stages)[None, None, :, None]
+        stages = evidence.typical(op, (0, 1, 3))
+        work[op] = evidence.work(op) * (float(np.mean(stages)) / stages)[None, None, :, None]
     return Changes(work)
