@@ -25,20 +25,31 @@ BLOCK_BYTES: Final = 128 << 20
 KEPT_BYTES: Final = 512 << 20
 
 
-def keep(kept_bytes: int = KEPT_BYTES) -> bool:
-    """Keep what is freed for the next array, up to so many bytes; False if that cannot be asked.
+def one_arena() -> bool:
+    """Let all threads use the memory that any of them has freed; False if that cannot be asked.
 
     Call it before there are threads: those that are there keep their arenas.
     """
+    return _ask((_M_ARENA_MAX, 1))
+
+
+def keep(kept_bytes: int = KEPT_BYTES) -> bool:
+    """Keep what is freed for the next array, up to so many bytes; False if that cannot be asked.
+
+    In one arena, and so to be called before there are threads.
+    """
+    return _ask(
+        (_M_ARENA_MAX, 1),
+        (_M_MMAP_THRESHOLD, min(BLOCK_BYTES, kept_bytes)),
+        (_M_TRIM_THRESHOLD, kept_bytes),
+    )
+
+
+def _ask(*wanted: tuple[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    wanted = (
-        (_M_ARENA_MAX, 1),
-        (_M_MMAP_THRESHOLD, min(BLOCK_BYTES, kept_bytes)),
-        (_M_TRIM_THRESHOLD, kept_bytes),
-    )
     asked = [mallopt(option, value) for option, value in wanted]
     return asked == [1] * len(asked)

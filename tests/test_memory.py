@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,49 @@ def test_what_is_dropped_is_used_again() -> None:
     assert 10 * new_pages("keep") < new_pages("as it is")
 
 
+#: Threads that stay, each of which has made something and dropped most; prints the arenas.
+_ARENAS = """
+import ctypes, re, sys, threading
+from smon import memory
+
+if sys.argv[1] == "one":
+    assert memory.one_arena()
+
+made, done = threading.Barrier(9), threading.Event()
+
+def work():
+    kept = [bytearray(100_000) for _ in range(20)]
+    made.wait()
+    done.wait()
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+made.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(libc.fopen(sys.argv[2].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+done.set()
+print(len(re.findall("<heap nr=", open(sys.argv[2]).read())))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked")
+def test_threads_share_one_arena(tmp_path: Path) -> None:
+    """Without being asked, each thread gets its own."""
+
+    def arenas(how: str) -> int:
+        command = [sys.executable, "-c", _ARENAS, how, str(tmp_path / how)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return int(done.stdout)
+
+    assert arenas("one") == 1 < arenas("many")
+
+
 def test_another_system_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to ask for, and nothing fails."""
     monkeypatch.setattr(sys, "platform", "darwin")
     assert memory.keep() is False
+    assert memory.one_arena() is False

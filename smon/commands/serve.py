@@ -85,10 +85,12 @@ def _serve(parsed: argparse.Namespace) -> int:
 
         own = settings.ops_port if settings.worker_ops_port < 0 else settings.worker_ops_port
         return run_worker(replace(settings, worker_ops_port=own))
+    from smon import memory
     from smon.api.serve import Role, Server, bind
     from smon.store.database import Database
     from smon.store.schema import upgrade
 
+    memory.one_arena()
     database = Database(settings.database)
     database.wait(settings.start_wait_s)
     upgrade(database)

@@ -18,7 +18,8 @@ ABOUT: Final[Mapping[str, str]] = {
     "of one process, without reading files. What every worker one by one would take is "
     "extrapolated from a few of them.",
     "live": "Running jobs in which one worker becomes slow: how long from the last event of a step "
-    "to the step's report in REST. One of 1,024 workers, whose agents send over HTTP; and one of "
+    "to its times and findings in REST; ledger and shares of a large job follow with the report. "
+    "One of 1,024 workers, whose agents send over HTTP; and one of "
     "16,384 GPUs with 766,208 ops a step, whose steps are stored as the server's drain stores "
     "them, so that two cores are left for the running diagnosis.",
     "ingest": "One server process, batches of 1,584 events over real HTTP, synced to disk before "
