@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from smon.api.access import Gate, gate_for
 from smon.api.app import create_app
 from smon.api.child import ChildProcess, worker_command
+from smon.api.descriptors import ask_for
 from smon.api.ingest import FastLane
 from smon.api.ops import OpsServer
 from smon.api.pages.static import pack_early
@@ -148,6 +149,7 @@ class Server:
         # default handlers would end the process before the log is drained.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _noted)
+        ask_for(self._settings.max_connections)
         ops = OpsServer(self._settings, self._registry, self._ingest.ready, self._sockets[1])
         ops.start()
         if self._worker is not None:

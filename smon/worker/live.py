@@ -185,6 +185,11 @@ class Live:
         """Ops read from files, of the attempts that are followed now."""
         return sum(one.trailing.rows_read for one in self._followed.values())
 
+    def follows(self, within_s: float) -> bool:
+        """Whether a step has been analysed within so many seconds."""
+        since_ns = self._service.clock() - int(within_s * _NS)
+        return any(one.at_ns >= since_ns for one in list(self._followed.values()))
+
     def run(self) -> bool:
         """Analyse the attempt that has waited longest; False if none has.
 

@@ -32,7 +32,7 @@ from smon.topology import Layout
 from smon.trace.table import OpTable
 from smon.worker.housekeeping import remove_strays
 from smon.worker.leases import Leases
-from smon.worker.loop import Worker
+from smon.worker.loop import SOON_POLLS, SOONER, Worker
 from tests.service import sqlite_url
 from tests.worker.feed import S, Store, make_store, of_steps, plain
 
@@ -441,3 +441,22 @@ def stuck_layout() -> Any:  # noqa: ANN401  # Layout
     from smon.topology import Layout
 
     return Layout(dp=2, pp=1)
+
+
+def test_steps_of_a_running_job_are_looked_for_more_often(store: Store, table: OpTable) -> None:
+    """Until nothing has come for a while; what is no live job has time."""
+    worker = store.worker()
+    calm = store.settings.poll_interval_s
+
+    def pauses() -> tuple[float, float]:
+        return worker._idle_s(worker._live_round), worker._idle_s(worker._rest_round)
+
+    assert pauses() == (calm, calm)
+    stream = store.stream(Layout(dp=2, pp=1), job="live")
+    store.send(stream, of_steps(table, 0), steps_done=0)
+    store.clock.go_on(3)
+    while worker._live_round():
+        pass
+    assert pauses() == (calm / SOONER, calm)
+    store.clock.go_on(calm * SOON_POLLS + 1)
+    assert pauses() == (calm, calm)
