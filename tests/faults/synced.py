@@ -17,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,10 @@ VARIABLE: Final = "FAULTS_SYNCED"
 FOLDERS: Final = ("wal", "objects")
 
 _SHADOW: Final = "shadow"
+
+#: A sync takes as long as on a disk that is busy: with the microseconds that some take, hardly a
+#: kill comes between what is written and its sync.
+_SYNC_S: Final = 0.004
 
 #: Share of removed files that come back.
 _RETURNS: Final = 0.75
@@ -71,6 +76,7 @@ def record(path: Path, data: Path) -> None:
         def sync(descriptor: int) -> None:
             name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
             status = os.fstat(descriptor)
+            time.sleep(_SYNC_S)
             if not below(name):
                 original(descriptor)
             elif Path(name).is_dir():
