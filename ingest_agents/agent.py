@@ -202,17 +202,22 @@ class Agent:
 
     def _talk(self, now: float) -> None:
         try:
-            if any(shipper.wants_hello for shipper in self.shippers.values()):
-                self.hello()
+            self._greet_unsure()
             if now >= self._due.clock or self.sender.wants_clock:
                 self._due.clock, self.sender.wants_clock = now + ROUND_S, False
                 self.watch.probe(self._link.time)
             if now >= self._due.heartbeat:
                 self._due.heartbeat = now + self._server.heartbeat_s
                 self.heartbeat()
+                # Before this round sends: a stream that waits for its answer would send nothing.
+                self._greet_unsure()
         except TransportError as error:
             self.pace.failed()
             self._say("server", f"the server cannot be reached: {error}; trying again")
+
+    def _greet_unsure(self) -> None:
+        if any(shipper.wants_hello for shipper in self.shippers.values()):
+            self.hello()
 
     def _until_flush(self) -> float:
         """Seconds until this host sends again: hosts are spread over the interval."""
@@ -292,7 +297,7 @@ class Agent:
                 continue
             if shipper.waiting:
                 self._crew.give(shipper)
-            elif shipper.spec.source in _FOREIGN and shipper.abandoned:
+            elif shipper.spec.source in _FOREIGN and shipper.abandoned and not shipper.closed:
                 self._end(shipper)
 
     def _end(self, shipper: Shipper) -> None:

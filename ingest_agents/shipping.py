@@ -439,6 +439,11 @@ class Shipper:
             reader.forget()
         return max(at, self._acknowledged), closed
 
+    @property
+    def closed(self) -> bool:
+        """Whether the spool has the END: sent or not, acknowledged or not."""
+        return self._tail()[1]
+
     def _first(self) -> int:
         segments = segments_of(self.folder)
         return segments[0][0] if segments else self._acknowledged
