@@ -115,6 +115,8 @@ class SpoolReader:
         """The batch of this number, or a GAP that begins with it; None: not there yet."""
         if seq < self._at:
             self.forget()
+        # What is below is passed over, whether something is found or not.
+        self._at = seq
         batch, self._held = self._held, None
         while batch is None or last_seq(batch) < seq:
             batch = self._find(seq)

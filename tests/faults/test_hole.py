@@ -10,9 +10,9 @@ from ingest_agents.pace import Pace
 from ingest_agents.payload import gap_of, last_seq
 from ingest_agents.shipping import Shipper
 from ingest_agents.spool.folder import segments_of
-from ingest_agents.spool.writer import SpoolLimits
+from ingest_agents.spool.writer import SpoolLimits, SpoolWriter
 from smon.wire import BatchKind
-from tests.agents.builders import write
+from tests.agents.builders import batch, spec, write
 
 #: A segment for each batch.
 LIMITS = SpoolLimits(segment_bytes=1, segment_s=1e9, cap_bytes=0)
@@ -71,6 +71,26 @@ def test_a_number_that_another_server_may_have_is_waited_for(tmp_path: Path, wal
     assert deliver(stream) == []
     hello(stream, 7)
     assert stream.ended
+
+
+def test_what_was_passed_over_is_found_again(tmp_path: Path, wall: Wall) -> None:
+    """Servers that differ in what they lack send the stream to and fro, with nothing in between."""
+    writer = SpoolWriter(tmp_path, spec(), LIMITS)
+    for number in range(6):
+        writer.append(batch(3 * number))
+    stream = shipper(writer.folder, wall)
+    hello(stream, 0)
+    assert deliver(stream) == [0, 1, 2, 3, 4, 5]
+    stream.save()
+    stream = shipper(writer.folder, wall)
+    # One server lacks 4: the last segment is to be sent once more; it asks again before it is.
+    hello(stream, 4)
+    hello(stream, 4)
+    assert stream.message() is None
+    hello(stream, 3)
+    writer.append(batch(18))
+    assert deliver(stream) == [5, 6]
+    writer.close()
 
 
 def test_a_number_that_does_not_come_is_given_up_after_a_while(tmp_path: Path, wall: Wall) -> None:
