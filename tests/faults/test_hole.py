@@ -89,7 +89,11 @@ def test_what_was_passed_over_is_found_again(tmp_path: Path, wall: Wall) -> None
     assert stream.message() is None
     hello(stream, 3)
     writer.append(batch(18))
-    assert deliver(stream) == [5, 6]
+    message = stream.message()
+    assert message is not None
+    assert (message.seq, message.kind) == (5, BatchKind.OPS)
+    stream.acknowledged(6)
+    assert deliver(stream) == [6]
     writer.close()
 
 
