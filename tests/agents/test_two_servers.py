@@ -68,8 +68,24 @@ class Play:
             (move,) = self.chance.choices(list(moves), list(moves.values()))
             self.told.append(move.__name__)
             move()
+        self._come_to_rest()
         self.writer.close()
         self.agent.forget()
+
+    def _come_to_rest(self) -> None:
+        """Both servers are there and store what they have: then every batch is stored."""
+        for server in self.servers:
+            server.alive = True
+        for _ in range(4):
+            for server in self.servers:
+                self.stored |= server.log
+                server.log.clear()
+                server.known |= self.stored
+            self.ask()
+            while self.agent.waiting:
+                self.send()
+        assert self.stored == set(range(self.written)), self.told
+        assert self.agent.next_seq == self.written, self.told
 
     def write(self) -> None:
         """A batch comes into the spool."""
