@@ -9,6 +9,7 @@ from typing import Any
 
 import smon.api.serve
 import smon.cli
+import smon.ingest.service
 from smon.config import Settings
 from smon.ingest.fence import Fence
 from smon.ingest.metrics import DecoderMetrics
@@ -16,6 +17,10 @@ from smon.ingest.service import IngestService, Parts
 from tests.faults.planted_decoder import COMMAND
 
 MODULE = "tests.faults.mortal_server"
+
+#: Pauses between tries at a body of the log do not grow beyond this: a dozen kills would take a
+#: minute, of which nothing is seen.
+_PAUSE_S = 0.5
 
 
 def mortal(settings: Settings, metrics: DecoderMetrics) -> Fence:
@@ -26,6 +31,8 @@ def mortal(settings: Settings, metrics: DecoderMetrics) -> Fence:
 def main(arguments: Sequence[str] | None = None) -> int:
     """As `smon.cli`."""
     serve: Any = smon.api.serve
+    service: Any = smon.ingest.service
+    service._LAST_PAUSE_S = _PAUSE_S
     serve.IngestService = partial(IngestService, parts=Parts(decoder=mortal))
     return smon.cli.main(arguments)
 
