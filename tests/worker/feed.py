@@ -113,18 +113,19 @@ class Store:
         notes = []
         if table is not None or steps_done is not None:
             rows = 0 if table is None else len(table)
-            notes.append(self._note(stream, BatchKind.OPS, rows, steps_done))
+            notes.append(self.note(stream, BatchKind.OPS, rows, steps_done))
         if context is not None:
             files.append(self._context(stream, context))
-            notes.append(self._note(stream, BatchKind.CONTEXT, 1, None))
+            notes.append(self.note(stream, BatchKind.CONTEXT, 1, None))
         if end:
-            notes.append(self._note(stream, BatchKind.END, 0, None))
+            notes.append(self.note(stream, BatchKind.END, 0, None))
         with self.database.write() as session:
             commit(session, notes, files, now)
 
-    def _note(
-        self, stream: StreamInfo, kind: BatchKind, events: int, steps_done: int | None
+    def note(
+        self, stream: StreamInfo, kind: BatchKind, events: int = 0, steps_done: int | None = None
     ) -> BatchNote:
+        """What the tables keep of the next batch of a stream."""
         seq = self.seqs.get(stream.id, 0)
         self.seqs[stream.id] = seq + 1
         return BatchNote(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smon.ingest.ports import SqlStore
-from smon.store.commit import BatchNote, NewParts
+from smon.store.commit import NewParts
 from smon.store.events import part_path
 from smon.store.files import FileLimits, NewPart
 from smon.store.models import Mode, new_uuid
@@ -82,29 +82,12 @@ def send_parts(
                 part=replace(part, content=b""),
             )
         )
-        notes.append(_note(store, stream, BatchKind.FILE))
+        notes.append(store.note(stream, BatchKind.FILE, 1))
     if end:
-        notes.append(_note(store, stream, BatchKind.END))
+        notes.append(store.note(stream, BatchKind.END))
     sent = NewParts(tuple(new), limits)
     dropped = SqlStore(store.database, store.objects).commit(notes, (), now, sent)
     return tuple(reason.value for reason in dropped)
-
-
-def _note(store: Store, stream: StreamInfo, kind: BatchKind) -> BatchNote:
-    seq = store.seqs.get(stream.id, 0)
-    store.seqs[stream.id] = seq + 1
-    return BatchNote(
-        stream_id=stream.id,
-        tenant_id=stream.tenant_id,
-        attempt_id=stream.attempt_id,
-        epoch=stream.epoch,
-        seq=seq,
-        last_seq=seq,
-        kind=kind,
-        events=0 if kind is BatchKind.END else 1,
-        steps_done=None,
-        received_ns=store.clock(),
-    )
 
 
 def kineto_files(folder: Path) -> dict[int, bytes]:
