@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from ingest_agents.spool.writer import SpoolWriter
 from smon.errors import StoreError
 from smon.wire import BatchKind
 from tests.agents.builders import SMALL, Hand, batch, chance_of, rows, spec, write
-from tests.agents.fake import Fail, Fake, Stored, Stream
+from tests.agents.fake import Fail, Fake, Stored
 
 
 def exactly_once(fake: Fake, events: int) -> None:
@@ -549,47 +548,6 @@ def test_a_stream_whose_writer_is_gone_is_ended(tmp_path: Path) -> None:
     hand.until(fake.ended)
     assert fake.gaps()[0]["reason"] == "torn"
     assert fake.batches()[-1].document == {"reason": "producer-gone"}
-
-
-@pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A server that lacks number 2, as another one that is down may have it; until it is told."""
-    whole, lacks = Stream.next_seq, [2]
-
-    def next_seq(stream: Stream) -> int:
-        return min([whole(stream), *lacks])
-
-    monkeypatch.setattr(Stream, "next_seq", next_seq)
-    return lacks.clear
-
-
-def test_a_stream_that_waits_for_another_server_sends_on(
-    tmp_path: Path, forgetful: Callable[[], None]
-) -> None:
-    """Each heartbeat asks again where it stands; what is new goes out all the same, and one END."""
-    fake = Fake()
-    writer = SpoolWriter(tmp_path, spec(source="recorder"), SMALL)
-    for number in range(40):
-        writer.append(batch(number))
-    hand = Hand(fake, tmp_path)
-    hand.rounds(5, seconds=1.0)
-    hand.kill()
-    # The agent that comes next has not seen the acknowledgements, nor has it the segments.
-    hand = Hand(fake, tmp_path)
-    hand.rounds(5, seconds=1.0)
-    for number in range(40, 60):
-        writer.append(batch(number))
-    writer.end("finished")
-    writer.close()
-    hand.rounds(20, seconds=1.0)
-    assert [each.seq for each in fake.batches()] == list(range(61))
-    assert fake.batches()[-1].document == {"reason": "finished"}
-    assert streams_in(tmp_path)
-    forgetful()
-    hand.rounds(5, seconds=1.0)
-    assert len(fake.batches()) == 61
-    assert not streams_in(tmp_path)
-    assert not fake.gaps()
 
 
 def test_two_agents_never_ship_one_spool(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the shared store later, and knows of the other's batches only what it has last l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 
 from ingest_agents.pace import Pace
 from ingest_agents.shipping import Shipper
+from ingest_agents.spool.folder import streams_in
 from ingest_agents.spool.writer import SpoolLimits, SpoolWriter
 from smon.wire import BatchKind
-from tests.agents.builders import Clock, batch, chance_of, spec
+from tests.agents.builders import SMALL, Clock, Hand, batch, chance_of, spec
+from tests.agents.fake import Fake, Stream
 
 #: Every batch is a segment of its own, and gone from the spool once it is acknowledged.
 EACH = SpoolLimits(segment_bytes=1, segment_s=1e9, cap_bytes=0)
@@ -147,3 +150,44 @@ def test_what_the_other_server_has_is_never_given_up(tmp_path: Path, first: int)
     """Every batch that goes out is one of the spool; no GAP, no new epoch."""
     for seed in range(first, first + PLAYS):
         Play(tmp_path / str(seed), seed).go()
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A server that lacks number 2, as another one that is down may have it; until it is told."""
+    whole, lacks = Stream.next_seq, [2]
+
+    def next_seq(stream: Stream) -> int:
+        return min([whole(stream), *lacks])
+
+    monkeypatch.setattr(Stream, "next_seq", next_seq)
+    return lacks.clear
+
+
+def test_a_stream_that_waits_for_another_server_sends_on(
+    tmp_path: Path, forgetful: Callable[[], None]
+) -> None:
+    """Each heartbeat asks again where it stands; what is new goes out all the same, and one END."""
+    fake = Fake()
+    writer = SpoolWriter(tmp_path, spec(source="recorder"), SMALL)
+    for number in range(40):
+        writer.append(batch(number))
+    hand = Hand(fake, tmp_path)
+    hand.rounds(5, seconds=1.0)
+    hand.kill()
+    # The agent that comes next has not seen the acknowledgements, nor has it the segments.
+    hand = Hand(fake, tmp_path)
+    hand.rounds(5, seconds=1.0)
+    for number in range(40, 60):
+        writer.append(batch(number))
+    writer.end("finished")
+    writer.close()
+    hand.rounds(20, seconds=1.0)
+    assert [each.seq for each in fake.batches()] == list(range(61))
+    assert fake.batches()[-1].document == {"reason": "finished"}
+    assert streams_in(tmp_path)
+    forgetful()
+    hand.rounds(5, seconds=1.0)
+    assert len(fake.batches()) == 61
+    assert not streams_in(tmp_path)
+    assert not fake.gaps()
