@@ -83,19 +83,8 @@ ABOUT: Final[Mapping[str, str]] = {
 
 NAMES: Final = tuple(ABOUT)
 
-#: Of memory that grows though nothing is seen to hold it.
-_FREE: Final = (
-    "not explained. In a run at six times the pace, after the first ten minutes, neither what "
-    "Python holds grew, nor what the heap had given out; the heap's free pieces did, and giving "
-    "them back (malloc_trim) once a minute changed nothing. The next step is an allocator that "
-    "fragments less, and a day instead of an hour"
-)
-
 #: Why a goal is missed, and what would mend it, by (proof, goal).
-MISSED: Final[Mapping[tuple[str, str], str]] = {
-    ("soak", "MiB of memory of the server, more per minute"): _FREE,
-    ("soak", "MiB of memory of the worker, more per minute"): _FREE,
-}
+MISSED: Final[Mapping[tuple[str, str], str]] = {}
 
 _HEAD: Final = """# Proof
 
