@@ -180,7 +180,6 @@ def _descriptors_at_rest(server: FaultServer) -> tuple[int, int]:
     """Once they stay the same: who asked last has only just hung up."""
     end, found = time.monotonic() + _REST_S, _descriptors(server)
     while time.monotonic() < end:
-        time.sleep(_LOOK_S)
         last, found = found, _descriptors(server)
         if found == last:
             break
@@ -190,6 +189,8 @@ def _descriptors_at_rest(server: FaultServer) -> tuple[int, int]:
 def _descriptors(server: FaultServer) -> tuple[int, int]:
     """Sockets, and all descriptors, of the server once nobody is connected."""
     wait_until(lambda: _connections(server) == 0, "connections to be closed")
+    # The question came over a connection, too.
+    time.sleep(_LOOK_S)
     assert server.process is not None
     targets = [_target(path) for path in Path(f"/proc/{server.process.pid}/fd").iterdir()]
     return sum(each.startswith("socket:") for each in targets), len(targets)
