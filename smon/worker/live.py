@@ -188,7 +188,7 @@ class Live:
     def follows(self, within_s: float) -> bool:
         """Whether a step has been analysed within so many seconds."""
         since_ns = self._service.clock() - int(within_s * _NS)
-        return any(one.at_ns >= since_ns for one in list(self._followed.values()))
+        return any(one.at_ns >= since_ns for one in self._followed.values())
 
     def run(self) -> bool:
         """Analyse the attempt that has waited longest; False if none has.

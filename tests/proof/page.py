@@ -88,7 +88,7 @@ MISSED: Final[Mapping[tuple[str, str], str]] = {}
 
 _HEAD: Final = """# Proof
 
-What SMon holds at the size of the largest jobs, and under what goes wrong. Written by `make proof` from `docs/proof.jsonl`: do not edit. Each proof is a command, `python -m tests.proof NAME`, that prints its figures as one line of JSON; `--short` is the form that CI runs. Goals about speed depend on the machine, which stands beside them; nothing else does. Machines that look alike differ: on another one with two cores `ingest` took 726 requests per second, and the large job of `live`, as it was then, 5.5 s (3.4 s on this one).
+What SMon holds at the size of the largest jobs, and under what goes wrong. Written by `make proof` from `docs/proof.jsonl`: do not edit. Each proof is a command, `python -m tests.proof NAME`, that prints its figures as one line of JSON; `--short` is the form that CI runs. Goals about speed depend on the machine, which stands beside them; nothing else does. Machines that look alike differ: on others with two cores, the same command has taken twice as long.
 """  # noqa: E501  # a paragraph of a page
 
 
