@@ -1,9 +1,10 @@
 """Ten times more than a server is to take: what it takes all the same, and what others notice.
 
-Twice, on one server. First the limit is a tenant's number of requests a second, and its agents
-come again without waiting. Then the limit is the memory for bodies on their way: these are large
-and slow, there is room for six at a time, and the agents wait when they are told to. Another tenant
-sends a little all the while. A real agent of the crowded tenant is watched.
+Twice, on a server each, which has but one limit: where there were two, the first would answer for
+the second. First it is a tenant's number of requests a second, and its agents come again without
+waiting; a real agent of that tenant is watched. Then it is the memory for bodies on their way:
+these are large and slow, there is room for six at a time, and the agents wait when they are told
+to. Another tenant sends a little all the while.
 """
 
 from __future__ import annotations
@@ -122,35 +123,24 @@ class Run:
 
 
 class Scene:
-    """A server with two tenants, and a real agent of one of them."""
+    """A server with two tenants and one limit, which is given as a setting."""
 
-    def __init__(self, folder: Path, plan: Plan, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, plan: Plan, stack: ExitStack, limit: dict[str, Any]) -> None:
         self.plan = plan
         self.url = sqlite_url(folder / "data")
         self.crowd_token, self.calm_token = _tokens(self.url)
-        body = max(len(each) for _, _, each in requests_of(0, rows=_LARGE))
         self.server = stack.enter_context(
             ServerProcess(
                 folder,
                 role="api",
                 data_dir=folder / "data",
-                tenant_requests_per_s=plan.per_s,
-                max_in_flight_bytes=_ROOM * body * 3 // 2,
                 max_connections_per_address=1024,
                 min_free_bytes=0,
                 drain_interval_s=0.1,
                 flush_interval_s=0.1,
+                **limit,
             )
         )
-        self.relay = stack.enter_context(Watched(self.server.port))
-        self.appended = Appended(now_ns() - 3600 * 10**9)
-        self.spool = folder / "spool"
-        load = Load(hosts=1, batch_events=50, pause_s=0.25, job="agent")
-        self.producer = Producer(0, self.spool, load, self.appended)
-        self.agent = AgentProcess(
-            self.relay.url, self.spool, "agent", {"token": self.crowd_token, "senders": 1}
-        )
-        stack.callback(self.agent.kill)
 
     def crowd(self, job: str, agents: int, rows: int, timing: Timing) -> Crowd:
         """Of the tenant that offers too much."""
@@ -170,15 +160,55 @@ class Scene:
         statement = "SELECT sum(events) FROM streams JOIN jobs ON jobs.id = job_id WHERE jobs.name"
         return number(self.url, f"{statement} = '{job}'")
 
+    def wrong(self, run: Run) -> int:
+        """Events that were acknowledged and are not stored, or stored twice."""
+        return sum(
+            abs(self.stored(job) - told.events)
+            for played in (run.peak, run.overload)
+            for job, told in played.told.items()
+        )
+
+
+class RealAgent:
+    """A real agent of the crowded tenant, and a relay that watches what it is told."""
+
+    def __init__(self, folder: Path, scene: Scene, stack: ExitStack) -> None:
+        self._scene = scene
+        self.relay = stack.enter_context(Watched(scene.server.port))
+        self.appended = Appended(now_ns() - 3600 * 10**9)
+        self._spool = folder / "spool"
+        load = Load(hosts=1, batch_events=50, pause_s=0.25, job="agent")
+        self._producer = Producer(0, self._spool, load, self.appended)
+        self._agent = AgentProcess(
+            self.relay.url, self._spool, "agent", {"token": scene.crowd_token, "senders": 1}
+        )
+        stack.callback(self._agent.kill)
+
+    def start(self) -> None:
+        """Until a first batch of it is acknowledged."""
+        self._agent.start()
+        self._producer.start()
+        wait_until(lambda: self.relay.counts.acknowledged, "an agent at work", _PATIENCE_S)
+
+    def finish(self) -> None:
+        """Until all that it has is acknowledged."""
+        self._producer.finish()
+        wait_until(lambda: not unsent(self._spool), "an empty spool", _PATIENCE_S)
+        self._agent.kill()
+
+    def wrong(self) -> int:
+        """Events that it had and that are not stored, or stored twice."""
+        return abs(self._scene.stored("agent") - self.appended.events)
+
 
 def prove(form: Form, folder: Path) -> Line:
     """Twice as much as can be had, and what comes of it."""
     begin = time.monotonic()
-    with ExitStack() as stack:
-        scene = Scene(folder, _PLANS[form], stack)
-        runs = (_too_many(scene), _too_large(scene))
-        wrong = _wrong(scene, runs)
-    goals = (*_kept(scene, runs, wrong), *_quick(runs))
+    plan = _PLANS[form]
+    rate, agent, lost_at_rate = _too_many(folder / "rate", plan)
+    memory, lost_of_large = _too_large(folder / "memory", plan)
+    runs = (rate, memory)
+    goals = (*_kept(runs, agent, lost_at_rate + lost_of_large), *_quick(runs))
     figures = {
         "runs": [_figures(run) for run in runs],
         "crowds": [
@@ -187,42 +217,58 @@ def prove(form: Form, folder: Path) -> Line:
             for what, played in (("peak", run.peak), ("overload", run.overload))
             for told in played.told.values()
         ],
-        "waits_of_the_real_agent": scene.relay.told,
-        "events_of_the_real_agent": scene.appended.events,
+        "waits_of_the_real_agent": agent.relay.told,
+        "events_of_the_real_agent": agent.appended.events,
     }
     return Line("overload", form, goals, figures, round(time.monotonic() - begin, 1))
 
 
-def _too_many(scene: Scene) -> Run:
-    """More requests a second than a tenant may send; refused agents come again at once."""
-    plan = scene.plan
-    pause = Timing(_AGENTS / plan.per_s)
-    usual = [scene.crowd("rate peak", _AGENTS, _SMALL, pause), scene.calm("rate peak")]
-    peak = play(scene.server, usual, plan.peak_s)
-    scene.agent.start()
-    scene.producer.start()
-    wait_until(lambda: scene.relay.counts.acknowledged, "an agent at work", _PATIENCE_S)
-    many = scene.crowd("rate overload", _TIMES * _AGENTS, _SMALL, pause)
-    overload = play(scene.server, [many, scene.calm("rate overload")], plan.overload_s)
-    ended = time.monotonic()
-    scene.producer.finish()
-    wait_until(lambda: not unsent(scene.spool), "an empty spool", _PATIENCE_S)
-    scene.agent.kill()
-    wait_until(scene.is_drained, "an empty log", _PATIENCE_S)
-    return Run("requests a second", peak, overload, time.monotonic() - ended)
+def _too_many(folder: Path, plan: Plan) -> tuple[Run, RealAgent, int]:
+    """More requests a second than a tenant may send; refused agents come again at once.
+
+    Returns
+    -------
+    tuple
+        The run, the real agent, and events lost or stored twice.
+    """
+    folder.mkdir()
+    with ExitStack() as stack:
+        scene = Scene(folder, plan, stack, {"tenant_requests_per_s": plan.per_s})
+        agent = RealAgent(folder, scene, stack)
+        pause = Timing(_AGENTS / plan.per_s)
+        usual = [scene.crowd("rate peak", _AGENTS, _SMALL, pause), scene.calm("rate peak")]
+        peak = play(scene.server, usual, plan.peak_s)
+        agent.start()
+        many = scene.crowd("rate overload", _TIMES * _AGENTS, _SMALL, pause)
+        overload = play(scene.server, [many, scene.calm("rate overload")], plan.overload_s)
+        ended = time.monotonic()
+        agent.finish()
+        wait_until(scene.is_drained, "an empty log", _PATIENCE_S)
+        run = Run("requests a second", peak, overload, time.monotonic() - ended)
+        return run, agent, scene.wrong(run) + agent.wrong()
 
 
-def _too_large(scene: Scene) -> Run:
-    """More bodies on their way than there is memory for; refused agents wait as they are told."""
-    plan = scene.plan
-    slow = Timing(upload_s=_UPLOAD_S, manners=Manners.POLITE)
-    usual = [scene.crowd("memory peak", _ROOM, _LARGE, slow), scene.calm("memory peak")]
-    peak = play(scene.server, usual, plan.peak_s)
-    many = scene.crowd("memory overload", _TIMES * _ROOM, _LARGE, slow)
-    overload = play(scene.server, [many, scene.calm("memory overload")], plan.overload_s)
-    ended = time.monotonic()
-    wait_until(scene.is_drained, "an empty log", _PATIENCE_S)
-    return Run("memory for bodies", peak, overload, time.monotonic() - ended)
+def _too_large(folder: Path, plan: Plan) -> tuple[Run, int]:
+    """More bodies on their way than there is memory for; refused agents wait as they are told.
+
+    Returns
+    -------
+    tuple
+        The run, and events lost or stored twice.
+    """
+    folder.mkdir()
+    body = max(len(each) for _, _, each in requests_of(0, rows=_LARGE))
+    with ExitStack() as stack:
+        scene = Scene(folder, plan, stack, {"max_in_flight_bytes": _ROOM * body * 3 // 2})
+        slow = Timing(upload_s=_UPLOAD_S, manners=Manners.POLITE)
+        usual = [scene.crowd("memory peak", _ROOM, _LARGE, slow), scene.calm("memory peak")]
+        peak = play(scene.server, usual, plan.peak_s)
+        many = scene.crowd("memory overload", _TIMES * _ROOM, _LARGE, slow)
+        overload = play(scene.server, [many, scene.calm("memory overload")], plan.overload_s)
+        ended = time.monotonic()
+        wait_until(scene.is_drained, "an empty log", _PATIENCE_S)
+        run = Run("memory for bodies", peak, overload, time.monotonic() - ended)
+        return run, scene.wrong(run)
 
 
 def _tokens(url: str) -> tuple[str, str]:
@@ -239,22 +285,10 @@ def _tokens(url: str) -> tuple[str, str]:
     return crowd, calm
 
 
-def _wrong(scene: Scene, runs: tuple[Run, ...]) -> int:
-    """Events that were acknowledged and are not stored, or stored twice."""
-    wanted = {
-        job: told.events
-        for run in runs
-        for played in (run.peak, run.overload)
-        for job, told in played.told.items()
-    }
-    wanted["agent"] = scene.appended.events
-    return sum(abs(scene.stored(job) - events) for job, events in wanted.items())
-
-
 # --- goals and figures ------------------------------------------------------------------------
 
 
-def _kept(scene: Scene, runs: tuple[Run, ...], wrong: int) -> Iterator[Goal]:
+def _kept(runs: tuple[Run, ...], agent: RealAgent, wrong: int) -> Iterator[Goal]:
     yield exactly("events lost or stored twice", wrong, 0)
     silent = sum(played.silent for run in runs for played in (run.peak, run.overload))
     yield exactly("refusals that do not say when to come again", silent, 0)
@@ -266,8 +300,8 @@ def _kept(scene: Scene, runs: tuple[Run, ...], wrong: int) -> Iterator[Goal]:
         yield at_least(f"refusals of the crowded tenant, {name}", crowd.refused, 1)
         refused = calm.refused + run.calm(run.peak).refused
         yield exactly(f"refusals of the other tenant, {name}", refused, 0)
-    yield at_least("times that a real agent was told to wait", scene.relay.told, 1)
-    yield exactly("times that it did not", scene.relay.impatient, 0)
+    yield at_least("times that a real agent was told to wait", agent.relay.told, 1)
+    yield exactly("times that it did not", agent.relay.impatient, 0)
 
 
 def _quick(runs: tuple[Run, ...]) -> Iterator[Goal]:
