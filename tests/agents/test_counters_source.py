@@ -25,7 +25,8 @@ from smon.wire import BatchKind
 from tests.agents.builders import SMALL, Hand, spec
 from tests.agents.counting import LOST, Gpu, Nvml, at_once, process
 from tests.agents.fake import Fake, Stored, serve
-from tests.agents.test_processes import TRAINER, agent, environment, wait_for
+from tests.agents.test_processes import TRAINER, agent, environment
+from tests.waiting import wait_until
 
 S = 10**9
 
@@ -422,7 +423,7 @@ def test_a_thread_reads_behind_the_callers_back() -> None:
         found.extend([] if taken is None else [taken.value])
         return bool(found)
 
-    wait_for(there)
+    wait_until(there, "counters")
     assert found == [7]
 
 
@@ -452,11 +453,14 @@ def test_a_real_agent_ships_counters_of_this_host(tmp_path: Path) -> None:
         environ = environment(root, url, STOP=str(stop), **more)
         with subprocess.Popen([sys.executable, "-c", UNTIL_STOPPED], env=environ) as trainer:
             try:
-                wait_for(lambda: any(name == "host_cpu_ratio" for _, _, name in table(fake)))
+                wait_until(
+                    lambda: any(name == "host_cpu_ratio" for _, _, name in table(fake)),
+                    "a counter of the host",
+                )
             finally:
                 stop.touch()
             assert trainer.wait() == 0
-        wait_for(lambda: side(fake)[-1].kind is BatchKind.END)
+        wait_until(lambda: side(fake)[-1].kind is BatchKind.END, "the end")
     values = table(fake)
     names = {name for _, _, name in values}
     assert {"host_cpu_ratio", "host_memory_ratio"} <= names <= set(ALL)
@@ -475,7 +479,7 @@ def test_without_an_interval_there_are_no_counters(tmp_path: Path) -> None:
     with serve(fake) as url, agent(tmp_path, url, SMON_COUNTERS_S="0"):
         environ = environment(tmp_path, url, SMON_JOB_ID="job", STEPS="30")
         subprocess.run([sys.executable, "-c", TRAINER], env=environ, check=True)
-        wait_for(fake.ended)
+        wait_until(fake.ended, "the end")
     assert not side(fake)
 
 

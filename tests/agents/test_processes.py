@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,19 +22,9 @@ from smon.synth.scenario import generate
 from smon.synth.write import write_synthetic
 from tests.agents.builders import SMALL, batch, chance_of, spec, write
 from tests.agents.fake import Fail, Fake, serve
+from tests.waiting import PATIENCE_S, wait_until
 
 AGENT = [sys.executable, "-m", "ingest_agents.cli"]
-
-#: Far more than anything takes: a test that waits so long has failed.
-PATIENCE_S = 30.0
-
-
-def wait_for(done: Callable[[], bool]) -> None:
-    """Until something is so."""
-    end = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < end, "not within half a minute"
-        time.sleep(0.01)
 
 
 def environment(root: Path, url: str, **more: str) -> dict[str, str]:
@@ -90,12 +80,12 @@ def test_killed_agents_deliver_every_op_once(tmp_path: Path) -> None:
             if number % 80 == 40:
                 with agent(tmp_path, url):
                     before = len(fake.ops())
-                    wait_for(lambda before=before: len(fake.ops()) > before)  # type: ignore[misc]
+                    wait_until(lambda before=before: len(fake.ops()) > before, "more ops")  # type: ignore[misc]
                     time.sleep(chance.random() * 0.03)
         writer.end("complete")
         writer.close()
         with agent(tmp_path, url):
-            wait_for(fake.ended)
+            wait_until(fake.ended, "the end")
     counts = Counter(fake.ops())
     assert set(counts.values()) == {1}
     assert sorted(counts) == list(range(1200))
@@ -108,8 +98,8 @@ def test_a_trainer_and_its_agent(tmp_path: Path) -> None:
     with serve(fake) as url, agent(tmp_path, url):
         environ = environment(tmp_path, url, SMON_JOB_ID="job", STEPS="30")
         subprocess.run([sys.executable, "-c", TRAINER], env=environ, check=True)
-        wait_for(fake.ended)
-        wait_for(lambda: not streams_in(tmp_path))
+        wait_until(fake.ended, "the end")
+        wait_until(lambda: not streams_in(tmp_path), "an empty spool")
     assert sorted(fake.ops()) == list(range(600))
     assert max(each.steps_done or 0 for each in fake.batches()) == 29
 
@@ -121,9 +111,9 @@ def test_a_killed_trainer_loses_only_what_it_had_not_written(tmp_path: Path) -> 
     with serve(fake) as url, agent(tmp_path, url):
         environ = environment(tmp_path, url, SMON_JOB_ID="job", SMON_FLUSH_S="0.02")
         with subprocess.Popen([sys.executable, "-c", code], env=environ) as trainer:
-            wait_for(lambda: len(fake.ops()) > 100)
+            wait_until(lambda: len(fake.ops()) > 100, "ops")
             trainer.send_signal(signal.SIGKILL)
-        wait_for(fake.ended)
+        wait_until(fake.ended, "the end")
     ops = fake.ops()
     assert len(ops) == len(set(ops))
 
@@ -131,8 +121,8 @@ def test_a_killed_trainer_loses_only_what_it_had_not_written(tmp_path: Path) -> 
 def test_sigterm_sends_what_is_left(tmp_path: Path) -> None:
     """The agent ends with 0 after it has sent what was written last."""
     fake = Fake(flush_s=600.0)
-    with serve(fake) as url, agent(tmp_path, url) as process:
-        wait_for(lambda: bool(fake.requests))
+    with serve(fake) as url, agent(tmp_path, url, SMON_STOP_S="60") as process:
+        wait_until(lambda: fake.requests, "a request")
         write(tmp_path, 10, end=False)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
@@ -145,7 +135,7 @@ def test_sigterm_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
     write(tmp_path, 3, end=False)
     fake.fails.extend([Fail(sleep_s=2.0)] * 50)
     with serve(fake) as url, agent(tmp_path, url, SMON_STOP_S="0.05") as process:
-        wait_for(lambda: any(method == "PUT" for method, _ in fake.requests))
+        wait_until(lambda: any(method == "PUT" for method, _ in fake.requests), "a batch")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     assert streams_in(tmp_path)

@@ -14,9 +14,10 @@ from smon.wire import BatchKind
 from smon.wire.parts import MAX_PART_BYTES, FileFormat, FilePart, decode_part
 from tests.agents.builders import chance_of
 from tests.agents.fake import Fake, serve
-from tests.agents.test_processes import agent, wait_for
+from tests.agents.test_processes import agent
 from tests.agents.watching import append, inspector_record
 from tests.kineto_files import Ddp, write_ddp
+from tests.waiting import wait_until
 
 #: Ranks and cycles of the profiler, records of a log, and dumps of three parts.
 RANKS, CYCLES, RECORDS = 2, 3, 90
@@ -97,8 +98,11 @@ def test_killed_agents_ship_every_file_and_every_record_once(tmp_path: Path) -> 
             with agent(host.spool, url, **host.environ):
                 time.sleep(0.4 + 1.2 * chance.random())
         with agent(host.spool, url, **host.environ):
-            wait_for(lambda: len(records(fake, tmp_path)) >= RECORDS)
-            wait_for(lambda: sum(kinds(fake).values()) >= (RANKS + 1) * CYCLES)
+            # Each look decodes all that has come, in the process that takes the rest.
+            wait_until(lambda: len(records(fake, tmp_path)) >= RECORDS, "all records", pause_s=0.2)
+            wait_until(
+                lambda: sum(kinds(fake).values()) >= (RANKS + 1) * CYCLES, "files", pause_s=0.2
+            )
     assert sorted(records(fake, tmp_path)) == list(range(RECORDS))
     counts = Counter((part.sha256, part.rank, part.part) for part in parts(fake))
     assert set(counts.values()) == {1}

@@ -7,7 +7,7 @@ import pytest
 from tests.browser.site import LIVE_SLOW, LiveJob, Site, start_live
 from tests.browser.watched import DESKTOP, Opener, Watched
 
-_WAIT_MS = 20_000
+_WAIT_MS = 60_000
 
 
 @pytest.fixture
@@ -127,9 +127,13 @@ def test_the_text_does_not_wait_for_the_figures(visit: Opener, site: Site) -> No
 
         def hold(route: object) -> None:
             held.append(page.evaluate(
-                "performance.getEntriesByName('first-contentful-paint').length > 0"
-                " || new Promise(r => setTimeout(() => r("
-                "performance.getEntriesByName('first-contentful-paint').length > 0), 3000))"
+                """async () => {
+                    const painted = () =>
+                        performance.getEntriesByName('first-contentful-paint').length > 0;
+                    for (let turn = 0; turn < 200 && !painted(); turn++)
+                        await new Promise(again => setTimeout(again, 100));
+                    return painted();
+                }"""
             ))  # fmt: skip
             route.continue_()  # type: ignore[attr-defined]
 

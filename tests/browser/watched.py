@@ -26,7 +26,7 @@ _DRAWN: Final = """() =>
     && document.getElementById('timeline')?.dataset.state !== 'drawing'
 """
 
-_WAIT_MS: Final = 15_000
+_WAIT_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,9 +73,14 @@ class Trainer:
     ----------
     speed
         How many times faster its steps are than 0.6 s.
+    late_s
+        If it is later than this (the machine stood still), it pauses for as long, and goes on from
+        now; till then it makes up for it.
     """
 
-    def __init__(self, job: str, hosts: list[Host], *, speed: float = 1.0) -> None:
+    def __init__(
+        self, job: str, hosts: list[Host], *, speed: float = 1.0, late_s: float = 1.0
+    ) -> None:
         self.job = job
         names = (each.name for each in fields(Durations))
         self._durations = Durations(**{name: getattr(_DURATIONS, name) / speed for name in names})
@@ -86,6 +91,7 @@ class Trainer:
         #: All that was written, as it was.
         self.written: list[OpTable] = []
         self._hosts = hosts
+        self._late_ns = int(late_s * 1e9)
         self._slow = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=job, daemon=True)
@@ -116,7 +122,7 @@ class Trainer:
         try:
             first, begin = 0, time.time_ns()
             while not self._stop.is_set():
-                begin = self._run_chunk(first, max(begin, time.time_ns() - 10**9), writers)
+                begin = self._run_chunk(first, max(begin, time.time_ns() - self._late_ns), writers)
                 first += _CHUNK
         # A thread cannot raise; whoever started it looks.
         except BaseException as error:  # noqa: BLE001

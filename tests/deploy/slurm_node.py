@@ -7,12 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.files import ROOT
+from tests.waiting import PATIENCE_S, wait_until
 
 SCRIPTS = ROOT / "ingest_agents" / "deploy" / "slurm"
 
@@ -33,17 +32,6 @@ while :; do sleep 0.05; done
 LOGGER = """#!/bin/bash
 if [[ $3 == -- ]]; then echo "$4" >>"{log}"; else cat >>"{log}"; fi
 """
-
-DEADLINE_S = 60.0
-
-
-def until(what: Callable[[], object], text: str) -> None:
-    """Wait until it is true; fails after a time that no machine needs."""
-    end = time.monotonic() + DEADLINE_S
-    while not what():
-        if time.monotonic() > end:
-            raise AssertionError(f"never happened: {text}")
-        time.sleep(0.02)
 
 
 @dataclass(frozen=True)
@@ -67,6 +55,11 @@ class Node:
         """What the scripts said."""
         path = self.folder / "log.txt"
         return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    @property
+    def complaints(self) -> list[str]:
+        """What they said, but for that this machine is slow just now."""
+        return [line for line in self.log.splitlines() if "still starting" not in line]
 
     def tool(self, name: str, text: str) -> None:
         """Put a program on the PATH of the scripts, instead of any other of this name."""
@@ -94,7 +87,7 @@ class Node:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        out, err = process.communicate(timeout=DEADLINE_S)
+        out, err = process.communicate(timeout=PATIENCE_S)
         # As slurmd does: what is left in the group is ended.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -107,7 +100,7 @@ class Node:
 
     def agent_pid(self) -> int:
         """Number of the agent's process, once it runs."""
-        until(self.agent, "the agent starts")
+        wait_until(self.agent, "the agent starts")
         return int(self.agent()[0].split()[0])
 
     def agent_runs(self) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,10 @@ def until_file(path: Path) -> int:
 def until_gone(pid: int) -> None:
     """Wait until a process has ended."""
     deadline = time.monotonic() + PATIENCE_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, f"process {pid} goes on"
-        time.sleep(0.01)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, f"process {pid} goes on"
+            time.sleep(0.01)
 
 
 # --- what each executor does ------------------------------------------------------------------
@@ -142,9 +143,14 @@ class Counted:
     def submit(self, do: Callable[[Any], Any], argument: Any) -> Future[Any]:  # noqa: ANN401
         """One more."""
         self._add(1)
-        future = self._pool.submit(do, argument)
-        future.add_done_callback(lambda _: self._add(-1))
-        return future
+        return self._pool.submit(self._do, do, argument)
+
+    def _do(self, do: Callable[[Any], Any], argument: Any) -> Any:  # noqa: ANN401
+        try:
+            return do(argument)
+        finally:
+            # Not when the future is done: whoever waits for it may be told first.
+            self._add(-1)
 
     def _add(self, more: int) -> None:
         with self._lock:
@@ -262,10 +268,12 @@ def test_what_ray_tells_is_not_on_stdout() -> None:
     need_ray()
     script = (
         "import io, sys, time\n"
+        "from smon.errors import ConfigError\n"
         "from smon.executors import ExecutorName, open_executor\n"
         "from tests.executors.tasks import PATIENCE_S, end\n"
+        "from tests.ray_nodes import patiently\n"
         "sys.stderr = told = io.StringIO()\n"
-        "with open_executor(ExecutorName.RAY, 1) as ray:\n"
+        "with patiently(lambda: open_executor(ExecutorName.RAY, 1), ConfigError) as ray:\n"
         "    error, until = ray.submit(end, 0).exception(), time.monotonic() + PATIENCE_S\n"
         "    while 'A worker died' not in told.getvalue() and time.monotonic() < until:\n"
         "        time.sleep(0.05)\n"

@@ -22,6 +22,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from tests.waiting import PATIENCE_S
+
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 _MODULES: Final = (
@@ -95,7 +97,8 @@ class Forge:
         with self.news:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            self.news.wait_for(lambda: self._made)
+            if not self.news.wait_for(lambda: self._made, PATIENCE_S):
+                raise TimeoutError(f"no process for {module}: is the forge gone?")
             return Forked(self, self._made.pop())
 
     def _read(self) -> None:

@@ -169,7 +169,7 @@ class AgentProcess:
             self.process.wait()
             self.process = None
 
-    def stop(self, timeout_s: float = 15.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; its exit code."""
         if self.process is None:
             return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Self
@@ -15,18 +15,9 @@ from tests.faults.processes import AgentProcess, FaultServer, unsent
 from tests.faults.producers import Load, Producer
 from tests.faults.proxy import Proxy
 from tests.system.server import request
+from tests.waiting import PATIENCE_S, wait_until
 
 _NS = 10**9
-_POLL_S = 0.02
-_PATIENCE_S = 60.0
-
-
-def wait_until(true: Callable[[], object], what: str, seconds: float = _PATIENCE_S) -> None:
-    """Wait until something is so; a test that waits in vain fails."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"waited in vain: {what}"
-        time.sleep(_POLL_S)
 
 
 class Site:
@@ -105,7 +96,7 @@ class Site:
         """Batches that agents know to be safe."""
         return len(self.proxy.counts.acknowledged)
 
-    def wait_for_batches(self, more: int = 10, seconds: float = _PATIENCE_S) -> None:
+    def wait_for_batches(self, more: int = 10, seconds: float = PATIENCE_S) -> None:
         """Wait until so many more are acknowledged."""
         goal = self.acknowledged + more
         wait_until(lambda: self.acknowledged >= goal, f"{more} more batches", seconds)

@@ -18,9 +18,10 @@ from tests.faults.outside import number
 from tests.faults.postgres import Postgres, postgres
 from tests.faults.processes import FaultServer
 from tests.faults.producers import Load
-from tests.faults.site import Site, wait_until
+from tests.faults.site import Site
 from tests.service import add_tenant, sqlite
 from tests.store.rows import note, only, open_stream, store
+from tests.waiting import wait_until
 
 __all__ = ["sqlite"]
 

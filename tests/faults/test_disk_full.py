@@ -12,8 +12,9 @@ from tests.faults.events import NOTHING_WRONG
 from tests.faults.outside import lost_events, number
 from tests.faults.processes import FaultServer
 from tests.faults.producers import Load
-from tests.faults.site import Site, wait_until
+from tests.faults.site import Site
 from tests.system.server import request
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def test_a_log_that_fills_itself_refuses_until_batches_can_be_stored(
     tmp_path: Path, small_disk: MakeDisk
 ) -> None:
     """No room for files either: the log takes what fits, then 507; in the end all there once."""
-    log, files = small_disk(MIB // 2), small_disk(MIB)
+    log, files = small_disk(MIB // 2), small_disk(16 * MIB)
     server = FaultServer(
         tmp_path / "server",
         {
@@ -77,7 +78,6 @@ def test_a_log_that_fills_itself_refuses_until_batches_can_be_stored(
         files.free()
         wait_until(lambda: not site.reasons(), "a server that is ready")
         site.restart_agents()
-        # The files of the whole test do not fit: the small disk is not what is tested any more.
         assert site.finish() == NOTHING_WRONG
         assert not site.proxy.counts.gaps
 
@@ -108,7 +108,7 @@ def test_batches_stay_in_the_log_while_the_database_cannot_be_written(
     tmp_path: Path, small_disk: MakeDisk
 ) -> None:
     """SQLite on a full disk: acknowledged from the log, not ready with the reason; stored once."""
-    disk = small_disk(4 * MIB)
+    disk = small_disk(16 * MIB)
     url = f"sqlite:///{disk.folder / 'smon.db'}"
     server = FaultServer(tmp_path / "server", {"database_url": url})
     with Site(tmp_path, [server], url=url) as site:

@@ -14,7 +14,8 @@ from tests.faults.outside import number
 from tests.faults.postgres import Postgres, postgres
 from tests.faults.processes import FaultServer
 from tests.faults.producers import Load
-from tests.faults.site import Site, wait_until
+from tests.faults.site import Site
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

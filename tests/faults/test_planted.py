@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.events import Verdict
 from tests.faults.harness import Plan, run
 from tests.faults.planted_server import PLANTS
 from tests.faults.producers import Load
@@ -22,7 +21,7 @@ SERVER = Plan(
     power_cut=True,
     cut_ratio=0.05,
     settings={"wal_segment_bytes": 4096},
-    drain_s=30.0,
+    drain_s=120.0,
 )
 
 #: Agents wait with a batch that has not been delivered most of the time, and are killed then.
@@ -32,7 +31,7 @@ AGENT = Plan(
     agent_pause_s=0.2,
     cut_ratio=0.5,
     agent_settings={"retry_min_s": 0.3},
-    drain_s=30.0,
+    drain_s=120.0,
 )
 
 #: What is lost is waited for; so long without news is enough to know.
@@ -51,29 +50,26 @@ def test_without_a_bug_nothing_is_reported(tmp_path: Path, plan: Plan) -> None:
 #: Whether a kill meets the moment that a bug needs is chance: so many runs are given to it.
 RUNS = 5
 
+#: Runs with a bug each, and what they report: loss where durability is pretended, or where an agent
+#: forgets a batch before the server has it, and doubles where nobody looks for them.
+PLANTED = {
+    **{plant: (replace(SERVER, plant=plant), "lost") for plant in PLANTS},
+    "no-deduplication": (replace(SERVER, plant="no-deduplication"), "doubled"),
+    "agent": (replace(AGENT, agent_module=FORGETFUL), "lost"),
+}
 
-def caught(plan: Plan, folder: Path) -> Verdict:
-    """What the first run that reports something has counted.
 
-    Raises
-    ------
-    AssertionError
-        The bug is not found in any of the runs.
-    """
+def is_caught(name: str, folder: Path) -> bool:
+    """Whether one of the runs with a bug reports what it does."""
+    plan, wrong = PLANTED[name]
     for number in range(RUNS):
         figures = run(replace(plan, seed=number, quiet_s=QUIET_S), folder / f"run-{number}")
-        if not figures.good and figures.verdict is not None:
-            return figures.verdict
-    raise AssertionError(f"the harness found nothing in {RUNS} runs")
+        if not figures.good and figures.verdict is not None and getattr(figures.verdict, wrong):
+            return True
+    return False
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_a_bug_of_the_server_is_found(tmp_path: Path, plant: str) -> None:
-    """Loss where durability is pretended, doubles where nobody looks for them."""
-    verdict = caught(replace(SERVER, plant=plant), tmp_path)
-    assert verdict.doubled if plant == "no-deduplication" else verdict.lost
-
-
-def test_a_bug_of_the_agent_is_found(tmp_path: Path) -> None:
-    """An agent that forgets a batch before the server has it loses events when it is killed."""
-    assert caught(replace(AGENT, agent_module=FORGETFUL), tmp_path).lost
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(tmp_path: Path, name: str) -> None:
+    """In one of a few runs."""
+    assert is_caught(name, tmp_path)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pyarrow.parquet as pq
 import pytest
 
@@ -25,8 +24,8 @@ from smon.wire import Batch
 from tests.faults.outside import number, query
 from tests.faults.postgres import Postgres, postgres
 from tests.faults.processes import FaultServer, WorkerProcess
-from tests.faults.site import wait_until
 from tests.system.replay import end_batch, ops_batch
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres]
 
@@ -58,12 +57,16 @@ class Host(threading.Thread):
         self.sent = 0
         self.both: list[list[str]] = []
         self.failed = 0
+        #: The last quarter waits for it.
+        self.go_on = threading.Event()
         self._servers, self._stream, self._batches = servers, stream, batches
         self._chance = random.Random(seed)  # noqa: S311  # no secret
 
     def run(self) -> None:
         """Send all."""
         for batch in self._batches:
+            if self.sent >= len(self._batches) * 3 // 4:
+                self.go_on.wait(PATIENCE_S)
             if self._chance.random() < _BOTH:
                 self._to_both(batch)
             turn = batch.seq
@@ -152,21 +155,21 @@ def rows_stored(url: str, objects: Path) -> Counter[Row]:
     return found
 
 
+@contextmanager
+def unfinished(url: str) -> Iterator[None]:
+    """No window can be finished meanwhile: its result waits for a lock."""
+    with psycopg.connect(url.replace("+psycopg", "")) as session:
+        session.execute("LOCK TABLE results IN SHARE MODE")
+        yield
+
+
 def kill_at_work(url: str, worker: WorkerProcess) -> None:
-    """SIGKILL a worker while it has a window, when some are done and others wait."""
+    """SIGKILL a worker while it has a window."""
     mine = (
         "SELECT count(*) FROM windows WHERE state = 'claimed' "  # noqa: S608  # a name of ours
         f"AND owner = '{worker.name}'"
     )
-    wait_until(lambda: number(url, "SELECT count(*) FROM results") >= 5, "a few results")
-    while True:
-        # Stopped it cannot finish between the question and the kill.
-        worker.send(signal.SIGSTOP)
-        if number(url, mine):
-            break
-        worker.send(signal.SIGCONT)
-        time.sleep(0.01)
-    assert number(url, "SELECT count(*) FROM results") < WINDOWS
+    wait_until(lambda: number(url, mine), "a worker that has a window")
     worker.kill()
 
 
@@ -191,11 +194,15 @@ def test_windows_of_two_servers_are_analysed_once_each(tmp_path: Path, database:
             host.start()
         wait_until(lambda: min(host.sent for host in hosts) > WINDOWS // 2, "batches")
         servers[0].kill()
+        for host in hosts:
+            host.go_on.set()
         wait_until(lambda: min(host.sent for host in hosts) > WINDOWS, "batches to the other")
         servers[0].start()
-        for host in hosts:
-            host.join()
-        kill_at_work(url, workers[0])
+        # There are windows once all is sent.
+        with unfinished(url):
+            for host in hosts:
+                host.join()
+            kill_at_work(url, workers[0])
         done = "SELECT count(*) FROM windows WHERE state = 'done'"
         wait_until(lambda: number(url, done) == WINDOWS, "all windows")
         wait_until(lambda: not any(server.wal_records for server in servers), "empty logs")

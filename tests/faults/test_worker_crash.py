@@ -14,8 +14,8 @@ from smon.store.models import WorkState
 from smon.synth.write import write_trace
 from tests.builders import synthetic_job
 from tests.faults.planted_worker import COMMAND, DEADLY
-from tests.faults.site import wait_until
 from tests.system.server import ServerProcess, request
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -25,6 +25,7 @@ from smon.wire.problems import KINDS, Problem
 from tests.ingest.batches import STREAM, FakeStore, FaultyDisk, gap, info, json_ops, ops
 from tests.ingest.serving import Client, Running, TokenGate, request_of
 from tests.service import run_aside
+from tests.waiting import wait_until
 
 Serve = Callable[..., Running]
 
@@ -243,8 +244,7 @@ def test_bodies_in_flight_have_a_limit(serve: Serve) -> None:
     server = serve(parts(wal=HeldWal), max_in_flight_bytes=len(batch.body) + 10)
     first, second = server.client(), server.client()
     first.send(request_of(batch))
-    while not server.metric("smon_ingest_in_flight_bytes"):
-        pass
+    wait_until(lambda: server.metric("smon_ingest_in_flight_bytes"), "a body on its way")
     answer = second.put(ops(1))
     assert (answer.status, answer.problem) == (503, Problem.OVERLOADED)
     assert 3 <= int(answer.headers["retry-after"]) <= 9
@@ -278,8 +278,7 @@ def test_a_full_disk_is_507_and_passes(serve: Serve) -> None:
     assert server.health("/healthz").status == 200
     assert server.metric("smon_wal_read_only") == 1
     disk.free = None
-    while server.health("/readyz").status != 200:
-        pass
+    wait_until(lambda: server.health("/readyz").status == 200, "a server that is ready")
     assert client.put(ops(0)).document["status"] == "stored"
     assert server.metric("smon_wal_read_only") == 0
 
@@ -298,8 +297,7 @@ def test_a_database_that_is_down_is_503_for_strangers_only(serve: Serve) -> None
     answer = client.put(ops(2), **READER)
     assert answer.problem == Problem.STORE_UNAVAILABLE
     assert b"10.0.0.1" not in answer.body
-    while server.health("/readyz").status == 200:
-        pass
+    wait_until(lambda: server.health("/readyz").status != 200, "a server that is not ready")
     assert server.health("/readyz").document["reasons"]
 
 
@@ -330,7 +328,7 @@ def test_a_defect_is_500_and_counted(serve: Serve) -> None:
 
 def test_slow_clients_harm_nobody(serve: Serve) -> None:
     """Half requests from many connections: health and an agent go on, the slow ones get 408."""
-    server = serve(parts(), receive_timeout_s=1.0)
+    server = serve(parts(), receive_timeout_s=3.0)
     whole = request_of(ops(0))
     slow = [server.client() for _ in range(40)]
     for number, client in enumerate(slow):
@@ -364,11 +362,10 @@ def test_a_connection_that_says_nothing_is_closed(serve: Serve) -> None:
 
 def test_line_ends_between_requests_keep_nothing_open(serve: Serve) -> None:
     """They are allowed, and begin no request."""
-    client = serve(parts(), receive_timeout_s=0.2).client()
+    client = serve(parts(), receive_timeout_s=2.0).client()
     assert client.put(ops(0)).status == 200
     client.socket.settimeout(0.02)
-    while not _is_closed(client, b"\r\n"):
-        pass
+    wait_until(lambda: _is_closed(client, b"\r\n"), "the end of the connection")
 
 
 def _is_closed(client: Client, data: bytes) -> bool:
@@ -384,9 +381,9 @@ def _is_closed(client: Client, data: bytes) -> bool:
 
 def test_an_idle_connection_is_kept_for_a_while_and_then_closed(serve: Serve) -> None:
     """Longer than a request may take."""
-    client = serve(parts(), receive_timeout_s=0.1, keep_alive_s=1.0).client()
+    client = serve(parts(), receive_timeout_s=1.0, keep_alive_s=6.0).client()
     assert client.put(ops(0)).status == 200
-    client.socket.settimeout(0.3)
+    client.socket.settimeout(2.0)
     with pytest.raises(TimeoutError):
         client.socket.recv(1)
     client.socket.settimeout(20)
@@ -396,10 +393,10 @@ def test_an_idle_connection_is_kept_for_a_while_and_then_closed(serve: Serve) ->
 def test_an_answer_may_take_longer_than_a_request(serve: Serve) -> None:
     """The deadline is for receiving alone."""
     HeldWal.gate.clear()
-    server = serve(parts(wal=HeldWal), receive_timeout_s=0.1)
+    server = serve(parts(wal=HeldWal), receive_timeout_s=1.0)
     client = server.client()
     client.send(request_of(ops(0)))
-    client.socket.settimeout(0.4)
+    client.socket.settimeout(2.0)
     with pytest.raises(TimeoutError):
         client.socket.recv(1)
     client.socket.settimeout(20)
@@ -417,8 +414,7 @@ def test_an_address_has_a_number_of_connections(serve: Serve) -> None:
     assert server.metric("smon_ingest_connections_refused_total", limit="address") == 1
     assert server.metric("smon_ingest_connections") == 3
     clients[0].close()
-    while server.metric("smon_ingest_connections") == 3:
-        pass
+    wait_until(lambda: server.metric("smon_ingest_connections") < 3, "a connection to go")
     assert server.client().put(ops(3)).status == 200
     assert server.health("/healthz").status == 200
 
@@ -470,11 +466,9 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(serve: Serve) -> None
     server = serve(parts())
     client = server.client()
     client.send(request_of(ops(0))[:-5])
-    while not server.metric("smon_ingest_in_flight_bytes"):
-        pass
+    wait_until(lambda: server.metric("smon_ingest_in_flight_bytes"), "a body on its way")
     client.close()
-    while server.metric("smon_ingest_in_flight_bytes"):
-        pass
+    wait_until(lambda: not server.metric("smon_ingest_in_flight_bytes"), "no body on its way")
     assert server.client().put(ops(0)).document["status"] == "stored"
 
 

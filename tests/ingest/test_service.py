@@ -36,6 +36,7 @@ from tests.ingest.batches import (
     settings,
 )
 from tests.service import run_aside
+from tests.waiting import wait_in_loop
 
 ALL = Move(1 << 40, 1 << 40, 1 << 40)
 
@@ -100,8 +101,7 @@ class Stand:
 
     async def until_in_line(self) -> None:
         """Wait until the log has been given a batch."""
-        while not self.service._wal.pending_bytes:  # noqa: ASYNC110  # the log has no event
-            await asyncio.sleep(0.001)
+        await wait_in_loop(lambda: self.service._wal.pending_bytes, "a batch in the log")
 
     def logged(self) -> list[int]:
         """Sequence numbers in the log."""
@@ -116,7 +116,7 @@ async def standing(
     **changed: Any,  # noqa: ANN401  # settings
 ) -> AsyncIterator[Stand]:
     """A service that runs, with a store that keeps nothing unless told otherwise."""
-    chosen = settings(folder, stop_timeout_s=0.2, **changed)
+    chosen = settings(folder, **{"stop_timeout_s": 0.2, **changed})
     database, objects = Database("sqlite://"), Objects(str(folder / "objects"))
     disk, seconds = FaultyDisk(), [0.0]
     store = store or Held(info())
@@ -534,7 +534,7 @@ def test_a_stopped_service_has_moved_its_log_and_takes_nothing(tmp_path: Path) -
         assert await stand.refused(ops(10)) is Problem.OVERLOADED
         assert stand.service.ready()
 
-    run(tmp_path, test, store=store)
+    run(tmp_path, test, store=store, stop_timeout_s=60.0)
     assert sorted(note.seq for note in store.notes) == list(range(10))
     assert not list((tmp_path / "wal").glob("*.wal"))
 

@@ -14,6 +14,7 @@ from smon.wire.problems import Problem
 from tests.faults.planted_decoder import COMMAND
 from tests.ingest.batches import FakeStore, gap, info, ops
 from tests.ingest.test_service import Stand, run
+from tests.waiting import wait_in_loop
 
 
 def planted(chosen: Settings, figures: DecoderMetrics) -> Fence:
@@ -44,8 +45,7 @@ def test_a_server_whose_decoders_cannot_start_says_so(tmp_path: Path) -> None:
         return Fence(chosen, figures, ("-c", "raise SystemExit(1)"))
 
     async def test(stand: Stand) -> None:
-        while not stand.service.ready():  # noqa: ASYNC110  # of another process
-            await asyncio.sleep(0.01)
+        await wait_in_loop(stand.service.ready, "a reason not to be ready")
         (reason,) = stand.service.ready()
         assert "SMON_DECODE_PROCESSES=0" in reason
         assert await stand.refused(ops(0)) == Problem.OVERLOADED
@@ -61,8 +61,7 @@ def test_what_is_in_the_log_is_decoded_there_too(tmp_path: Path) -> None:
             await stand.put(batch)
 
     async def restarted(stand: Stand) -> None:
-        while stand.service._wal.pending_records:  # noqa: ASYNC110  # of the drain
-            await asyncio.sleep(0.01)
+        await wait_in_loop(lambda: not stand.service._wal.pending_records, "an empty log")
         kinds = {note.seq: note.kind for note in stand.store.notes}
         assert kinds == {0: BatchKind.OPS, 1: BatchKind.GAP, 2: BatchKind.OPS}
         deaths = stand.service.metrics.decoder.deaths

@@ -22,7 +22,6 @@ from typing import Any, Final
 import uvloop
 
 from tests.faults.outside import number
-from tests.faults.site import wait_until
 from tests.load.agents import (
     Sender,
     Timing,
@@ -38,6 +37,7 @@ from tests.load.agents import (
 )
 from tests.load.samples import family_cpu_s, family_peak_mib, restart_peaks
 from tests.system.server import ServerProcess
+from tests.waiting import wait_until
 
 #: Bodies of each host that differ; then they come again, with another number.
 _BODIES: Final = 2

@@ -24,6 +24,7 @@ from tests.load.agents import (
     stop,
 )
 from tests.service import run_aside
+from tests.waiting import wait_in_loop
 
 _GOOD = "good"
 
@@ -51,8 +52,8 @@ class _Server(asyncio.Protocol):
         self._transport.write(answer)
 
 
-def _played(answers: list[bytes], timing: Timing, seconds: float) -> tuple[Sender, Heard]:
-    """One agent at a server that answers so; what it noted, and what came of it."""
+def _played(answers: list[bytes], timing: Timing, requests: int) -> tuple[Sender, Heard]:
+    """One agent at a server that answers so, until it has sent so many; what both have noted."""
 
     async def play() -> tuple[Sender, Heard]:
         heard: Heard = []
@@ -61,7 +62,7 @@ def _played(answers: list[bytes], timing: Timing, seconds: float) -> tuple[Sende
         head = b"PUT /%s/%d HTTP/1.1\r\n"
         sender = Sender("s", [(head, b"\r\n", b"b")], timing)
         await connect(server.sockets[0].getsockname()[1], [sender])
-        await asyncio.sleep(seconds)
+        await wait_in_loop(lambda: len(heard) >= requests, "requests")
         await stop([sender])
         server.close()
         return sender, heard
@@ -71,7 +72,7 @@ def _played(answers: list[bytes], timing: Timing, seconds: float) -> tuple[Sende
 
 def test_a_refused_batch_comes_again_before_the_next() -> None:
     """Numbers have no holes, and a refusal is no acknowledgement."""
-    sender, heard = _played([_TAKEN, _LATER % 9, _LATER % 9], Timing(pause_s=0.02), 0.4)
+    sender, heard = _played([_TAKEN, _LATER % 9, _LATER % 9], Timing(pause_s=0.02), 5)
     paths = [path for path, _ in heard]
     assert paths[:5] == ["/s/0", "/s/1", "/s/1", "/s/1", "/s/2"]
     assert sender.refused == 2
@@ -82,10 +83,10 @@ def test_a_refused_batch_comes_again_before_the_next() -> None:
 
 def test_a_polite_agent_waits_as_it_is_told() -> None:
     """An eager one does not."""
-    _, heard = _played([_LATER % 1], Timing(0.01, 0.0, manners=Manners.POLITE), 1.3)
+    _, heard = _played([_LATER % 1], Timing(0.01, 0.0, manners=Manners.POLITE), 2)
     assert heard[1][1] - heard[0][1] >= 1
-    _, heard = _played([_LATER % 1], Timing(0.01, 0.0), 0.3)
-    assert heard[1][1] - heard[0][1] < 1
+    _, heard = _played([_LATER % 60], Timing(0.01, 0.0), 2)
+    assert heard[1][1] - heard[0][1] < 60
 
 
 def test_an_answer_may_not_say_when_to_come_again() -> None:

@@ -25,18 +25,18 @@ from tests.chain.programs import (
 )
 from tests.chain.trainer import Host, Trainer
 from tests.faults.processes import AgentProcess, FaultServer
-from tests.faults.site import wait_until
 from tests.proof.line import Form, Goal, Line, at_least, at_most, exactly
+from tests.waiting import wait_until
 
 _JOB: Final = "alerts"
 _ALERT: Final = "SMonSlowRank"
 
 #: The long form has the times of the project's files, steps of 0.6 s, and the real Alertmanager.
-_HURRY: Final = {Form.SHORT: Hurry("500ms", "5s"), Form.LONG: None}
+_HURRY: Final = {Form.SHORT: Hurry("500ms", "8s"), Form.LONG: None}
 _SPEED: Final = {Form.SHORT: 4.0, Form.LONG: 1.0}
 
 #: How long an alert is pending, s, and how often Prometheus looks.
-_PENDING_S: Final = {Form.SHORT: 5.0, Form.LONG: 10.0}
+_PENDING_S: Final = {Form.SHORT: 8.0, Form.LONG: 10.0}
 _INTERVAL_S: Final = {Form.SHORT: 0.5, Form.LONG: 5.0}
 
 #: Kills of the server while the alert fires; one more comes before, while it is pending.

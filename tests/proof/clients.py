@@ -18,13 +18,13 @@ import numpy as np
 
 from tests.faults.outside import number
 from tests.faults.processes import FaultServer
-from tests.faults.site import wait_until
 from tests.load.agents import EVENTS
 from tests.load.ingest import generate
 from tests.proof.child import ROOT
 from tests.proof.line import Form, Goal, Line, at_most, exactly
 from tests.service import run_aside
 from tests.system.server import request
+from tests.waiting import wait_until
 
 #: Of the short form: the documented times, made short.
 _SETTINGS: Final[dict[Form, dict[str, object]]] = {

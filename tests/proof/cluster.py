@@ -6,24 +6,22 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from smon.synth.scenario import Synthetic
 from smon.worker.elsewhere import analyse_elsewhere
 from tests.faults.forge import ROOT
 from tests.faults.outside import number
 from tests.faults.postgres import postgres
 from tests.faults.processes import FaultServer
-from tests.faults.site import wait_until
 from tests.proof.line import Form, Goal, Line, at_least, exactly
-from tests.proof.windows import WAIT_S, done_of, doubled, is_done, same_reports, send_job
+from tests.proof.windows import WAIT_S, Backlog, done_of, doubled, is_done, same_reports, send_job
 from tests.ray_nodes import RayNodes, carrying_out, held, need_ray
 from tests.service import new_bucket
+from tests.waiting import wait_until
 
 #: Windows of each backlog that is timed, and of the one whose nodes are killed.
 _TIMED: Final = {Form.SHORT: 0, Form.LONG: 300}
@@ -53,11 +51,12 @@ def prove(form: Form, folder: Path) -> Line:
         rates = [site.drained(_TIMED[form], count) for count in (1, 2) if _TIMED[form]]
         with site.worker("killed", 2 * _EACH):
             site.grow_to(2)
-            made = send_job(site.server, "killed", _WINDOWS[form])
-            site.kill(_KILLS[form], "killed", _WINDOWS[form])
-            site.wait_for("killed", _WINDOWS[form])
-        goals = tuple(_goals(site, form, made))
-    figures = {"windows": _WINDOWS[form] + _TIMED[form] * len(rates), "throughput": rates}
+            backlog = Backlog(site.server, site.url, "killed", _WINDOWS[form])
+            site.kill(_KILLS[form], backlog)
+            site.wait_for(backlog.is_done)
+        windows = backlog.total + _TIMED[form] * len(rates)
+        goals = tuple(_goals(site, form, backlog, windows))
+    figures = {"windows": windows, "throughput": rates}
     return Line("cluster", form, goals, figures, round(time.monotonic() - begin, 1))
 
 
@@ -124,30 +123,31 @@ class Site:
         self.grow_to(count)
         send_job(self.server, name, windows)
         with self.worker(name, count * _EACH):
-            self.wait_for(name, 1)
+            self.wait_for(lambda: done_of(self.url, name))
             begin, first = time.monotonic(), done_of(self.url, name)
-            self.wait_for(name, windows)
+            self.wait_for(lambda: is_done(self.url, name, windows))
             seconds = time.monotonic() - begin
         rate = round((windows - first) / max(seconds, 1e-9), 1)
         return {"nodes": count, "windows_per_s": rate}
 
-    def wait_for(self, job: str, windows: int) -> None:
-        """Wait until so many windows of a job are analysed, as long as there is a worker."""
+    def wait_for(self, analysed: Callable[[], object]) -> None:
+        """Wait until windows are analysed, as long as there is a worker."""
 
-        def enough() -> bool:
+        def enough() -> object:
             if self.process is not None and self.process.poll() is not None:
                 raise RuntimeError(f"the worker has ended with {self.process.returncode}")
             self._look()
-            return is_done(self.url, job, windows)
+            return analysed()
 
-        wait_until(enough, f"{windows} windows of {job}", WAIT_S)
+        wait_until(enough, "windows to be analysed", WAIT_S)
 
-    def kill(self, kills: int, job: str, windows: int) -> None:
+    def kill(self, kills: int, backlog: Backlog) -> None:
         """Kill nodes that carry a window out, and let others come in their place."""
-        done = partial(is_done, self.url, job, windows)
-        while self.kills < kills and not done():
+        while self.kills < kills:
             self.grow_to(2)
-            wait_until(lambda: done() or self._kill_one(), "a node at work", _AT_WORK_S)
+            if backlog.is_done():
+                backlog.grow()
+            wait_until(lambda: backlog.is_done() or self._kill_one(), "a node at work", _AT_WORK_S)
 
     def _kill_one(self) -> bool:
         """Kill the newest node, if it carries out a window now."""
@@ -169,15 +169,14 @@ class Site:
                 self.seen.add(str(node.unique_id))
 
 
-def _goals(site: Site, form: Form, made: Synthetic) -> Iterator[Goal]:
-    url, windows = site.url, _WINDOWS[form]
+def _goals(site: Site, form: Form, backlog: Backlog, windows: int) -> Iterator[Goal]:
+    url = site.url
     done = number(url, "SELECT count(*) FROM windows WHERE state = 'done'")
-    wanted = windows + _TIMED[form] * (2 if _TIMED[form] else 0)
-    yield exactly("windows analysed", done, wanted)
+    yield exactly("windows analysed", done, windows)
     yield exactly("windows with more than one result", doubled(url), 0)
     yield exactly("nodes killed while they analysed a window", site.kills, _KILLS[form])
     yield at_least("windows analysed again after that", number(url, _AGAIN), 1)
     yield at_least("nodes that analysed windows", len(site.seen), 2)
     yield exactly("workers that did not end well when they were told to", len(site.codes - {0}), 0)
-    same = same_reports(site.server, url, made, windows, _COMPARED[form])
+    same = same_reports(site.server, url, backlog.made, backlog.windows, _COMPARED[form])
     yield exactly("reports that are those of one process, of those compared", same, _COMPARED[form])

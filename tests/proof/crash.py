@@ -30,6 +30,7 @@ from tests.ingest.batches import gap, ops
 from tests.proof.line import Form, Goal, Line, at_least, at_most, exactly
 from tests.proof.sending import Connection, Said, register
 from tests.system.server import ServerProcess
+from tests.waiting import wait_until
 
 #: Bodies that end decoders, of each way to do so.
 _DEADLY: Final = {Form.SHORT: 1, Form.LONG: 40}
@@ -113,11 +114,11 @@ def _over_http(folder: Path, each: int) -> tuple[list[Goal], dict[str, float]]:
         before = (process.pid, process.create_time())
         # One of each first: what is loaded and kept once is not growth.
         first = _all_at_once(server, "first", 1)
-        memory, descriptors = process.memory_info().rss, process.num_fds()
+        memory, descriptors = process.memory_info().rss, _descriptors(server, process)
         beside, told = _all_at_once(server, "second", each)
         same = process.is_running() and before == (process.pid, process.create_time())
         grown = process.memory_info().rss - memory
-        more = process.num_fds() - descriptors
+        more = _descriptors(server, process) - descriptors
         deaths = _deaths(server)
         ready = server.ready()
         server.stop()
@@ -204,6 +205,12 @@ def _send(server: ServerProcess, stream: str, beside: _Beside, stop: threading.E
                 break
             begin = time.monotonic()
             beside.note(connection.put(stream, ops(seq, _ROWS)), time.monotonic() - begin)
+
+
+def _descriptors(server: ServerProcess, process: psutil.Process) -> int:
+    """Open in the server when all connections are closed."""
+    wait_until(lambda: not server.metrics()["smon_ingest_connections"], "no connections")
+    return process.num_fds()
 
 
 def _deaths(server: ServerProcess) -> int:

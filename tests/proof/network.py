@@ -18,9 +18,10 @@ from tests.faults.events import Appended, Verdict, compare
 from tests.faults.outside import epochs, lost_events, read_stored
 from tests.faults.processes import AgentProcess, FaultServer, unsent
 from tests.faults.producers import Load, Producer
-from tests.faults.site import Site, wait_until
+from tests.faults.site import Site
 from tests.faults.wires import CUT, SERVER_ADDRESS, Trouble, Wire, lacks, loss, resets
 from tests.proof.line import Form, Goal, Line, at_least, at_most, exactly
+from tests.waiting import wait_until
 
 __all__ = ["lacks", "prove"]
 

@@ -22,12 +22,12 @@ from tests.faults.events import Appended
 from tests.faults.outside import number
 from tests.faults.processes import AgentProcess, unsent
 from tests.faults.producers import Load, Producer
-from tests.faults.site import wait_until
 from tests.load.agents import Manners, Timing, requests_of
 from tests.load.crowds import Crowd, Played, Told, Watched, play
 from tests.proof.line import Form, Goal, Line, at_least, at_most, exactly
 from tests.service import sqlite_url
 from tests.system.server import ServerProcess
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ _PLANS: Final = {
 
 #: What is offered in an overload, over the limit.
 _TIMES: Final = 10
+
+#: The first comes again until a real agent was told to wait, so often at most.
+_MOST_OVERLOADS: Final = 5
 
 #: Of what is taken in without an overload.
 _GOODPUT: Final = 0.8
@@ -160,11 +163,11 @@ class Scene:
         statement = "SELECT sum(events) FROM streams JOIN jobs ON jobs.id = job_id WHERE jobs.name"
         return number(self.url, f"{statement} = '{job}'")
 
-    def wrong(self, run: Run) -> int:
+    def wrong(self, *all_played: Played) -> int:
         """Events that were acknowledged and are not stored, or stored twice."""
         return sum(
             abs(self.stored(job) - told.events)
-            for played in (run.peak, run.overload)
+            for played in all_played
             for job, told in played.told.items()
         )
 
@@ -239,13 +242,17 @@ def _too_many(folder: Path, plan: Plan) -> tuple[Run, RealAgent, int]:
         usual = [scene.crowd("rate peak", _AGENTS, _SMALL, pause), scene.calm("rate peak")]
         peak = play(scene.server, usual, plan.peak_s)
         agent.start()
-        many = scene.crowd("rate overload", _TIMES * _AGENTS, _SMALL, pause)
-        overload = play(scene.server, [many, scene.calm("rate overload")], plan.overload_s)
+        overloads: list[Played] = []
+        # A short one may be over before a real agent on a busy machine has sent anything.
+        while not agent.relay.told and len(overloads) < _MOST_OVERLOADS:
+            job = f"rate overload {len(overloads)}"
+            many = scene.crowd(job, _TIMES * _AGENTS, _SMALL, pause)
+            overloads.append(play(scene.server, [many, scene.calm(job)], plan.overload_s))
         ended = time.monotonic()
         agent.finish()
         wait_until(scene.is_drained, "an empty log", _PATIENCE_S)
-        run = Run("requests a second", peak, overload, time.monotonic() - ended)
-        return run, agent, scene.wrong(run) + agent.wrong()
+        run = Run("requests a second", peak, overloads[-1], time.monotonic() - ended)
+        return run, agent, scene.wrong(peak, *overloads) + agent.wrong()
 
 
 def _too_large(folder: Path, plan: Plan) -> tuple[Run, int]:
@@ -268,7 +275,7 @@ def _too_large(folder: Path, plan: Plan) -> tuple[Run, int]:
         ended = time.monotonic()
         wait_until(scene.is_drained, "an empty log", _PATIENCE_S)
         run = Run("memory for bodies", peak, overload, time.monotonic() - ended)
-        return run, scene.wrong(run)
+        return run, scene.wrong(peak, overload)
 
 
 def _tokens(url: str) -> tuple[str, str]:

@@ -21,11 +21,11 @@ from smon.synth.scenario import Synthetic, generate
 from smon.synth.spec import Scenario
 from smon.wire import Batch
 from tests.faults.outside import number, query
-from tests.faults.site import wait_until
 from tests.proof.child import Took, smon
 from tests.proof.line import Form, Goal, Line, at_most, exactly
 from tests.system.replay import end_batch, ops_batch
 from tests.system.server import ServerProcess
+from tests.waiting import wait_until
 
 #: GPUs of a host; one worker is one host here.
 _TP: Final = 8
@@ -62,6 +62,8 @@ def prove(form: Form, folder: Path) -> Line:
         start_s = _cpu_s(server)
         batches, wire = _send(server, made)
         wait_until(lambda: _files(url).rows == len(made.table), "all events in files", _WAIT_S)
+        # What says that streams have ended comes last.
+        wait_until(lambda: not server.metrics()["smon_wal_records"], "an empty log", _WAIT_S)
         server_s, memory = _cpu_s(server) - start_s, _memory(server)
     loose = _files(url)
     # Files of a window are compacted some time after it: by the second worker, if not the first.

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.faults.outside import number, query
-from tests.faults.site import wait_until
 from tests.load.client import Tally
 from tests.load.samples import BOUNDED, KEPT, Sample, Series, slope_per_min
 from tests.load.traffic import WINDOW_STEPS, Pace, Traffic
 from tests.proof.line import Form, Goal, Line, at_least, at_most, exactly
 from tests.system.server import ServerProcess, free_port, request
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,15 @@ from smon.synth.scenario import Synthetic, generate
 from smon.synth.spec import Scenario
 from tests.faults.outside import number, query
 from tests.faults.processes import FaultServer
-from tests.faults.site import wait_until
 from tests.system.replay import end_batch, ops_batch
+from tests.waiting import wait_until
 
 WINDOW_STEPS: Final = 2
 
 WAIT_S: Final = 1800.0
+
+#: After so many a backlog grows no more.
+_MOST_JOBS: Final = 20
 
 #: Steps of a batch.
 _TOGETHER: Final = 10
@@ -87,6 +90,47 @@ def is_done(url: str, job: str, windows: int) -> bool:
 def wait_for(url: str, job: str, windows: int) -> None:
     """Wait until that many have been."""
     wait_until(partial(is_done, url, job, windows), f"{windows} windows of {job}", WAIT_S)
+
+
+class Backlog:
+    """Jobs sent one after the other, so that somebody is at work for as long as is needed.
+
+    Attributes
+    ----------
+    made
+        The first job.
+    windows
+        Of each of them.
+    """
+
+    def __init__(self, server: FaultServer, url: str, name: str, windows: int) -> None:
+        self.windows = windows
+        self._server, self._url = server, url
+        self._names = [name]
+        self.made = send_job(server, name, windows)
+
+    @property
+    def total(self) -> int:
+        """Windows of all that was sent."""
+        return self.windows * len(self._names)
+
+    def is_done(self) -> bool:
+        """Whether all that was sent has been analysed."""
+        return all(is_done(self._url, name, self.windows) for name in self._names)
+
+    def grow(self) -> None:
+        """Send one more.
+
+        Raises
+        ------
+        RuntimeError
+            So many were sent that it cannot be by chance.
+        """
+        if len(self._names) > _MOST_JOBS:
+            raise RuntimeError(f"{self.total} windows were analysed, and nobody was seen at work")
+        name = f"{self._names[0]}-{len(self._names)}"
+        send_job(self._server, name, self.windows)
+        self._names.append(name)
 
 
 def doubled(url: str) -> int:

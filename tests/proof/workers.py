@@ -7,25 +7,23 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from smon.synth.scenario import Synthetic
 from tests.faults.outside import number, query
 from tests.faults.postgres import postgres
 from tests.faults.processes import FaultServer, WorkerProcess
-from tests.faults.site import wait_until
 from tests.proof.line import Form, Goal, Line, at_least, exactly
 from tests.proof.windows import (
     WAIT_S,
+    Backlog,
     done_of,
     doubled,
-    is_done,
     same_reports,
     send_job,
     wait_for,
 )
+from tests.waiting import wait_until
 
 #: Windows of each of the jobs, kills, and workers of the runs that are timed.
 _WINDOWS: Final = {Form.SHORT: 30, Form.LONG: 1000}
@@ -56,25 +54,24 @@ def prove(form: Form, folder: Path) -> Line:
         for count in _WORKERS[form]:
             send_job(server, f"backlog-{count}", windows)
             rates.append({"workers": count, "windows_per_s": _drain(server, url, count, windows)})
-        made = send_job(server, "killed", windows)
-        all_done = partial(is_done, url, "killed", windows)
-        kills = _killed(server, url, _KILLS[form], all_done, stack.callback)
-        wait_for(url, "killed", windows)
-        goals = tuple(_goals(server, url, form, made, kills))
-    figures = {"windows": windows * (len(rates) + 1), "kills": kills, "throughput": rates}
+        backlog = Backlog(server, url, "killed", windows)
+        kills = _killed(server, url, _KILLS[form], backlog, stack.callback)
+        wait_until(backlog.is_done, "all windows", WAIT_S)
+        total = windows * len(rates) + backlog.total
+        goals = tuple(_goals(server, url, form, backlog, total, kills))
+    figures = {"windows": total, "kills": kills, "throughput": rates}
     return Line("workers", form, goals, figures, round(time.monotonic() - begin, 1))
 
 
 def _goals(
-    server: FaultServer, url: str, form: Form, made: Synthetic, kills: int
+    server: FaultServer, url: str, form: Form, backlog: Backlog, total: int, kills: int
 ) -> Iterator[Goal]:
-    jobs = len(_WORKERS[form]) + 1
     done = number(url, "SELECT count(*) FROM windows WHERE state = 'done'")
-    yield exactly("windows analysed", done, jobs * _WINDOWS[form])
+    yield exactly("windows analysed", done, total)
     yield exactly("windows with more than one result", doubled(url), 0)
     yield at_least("workers killed while they had a window", kills, _KILLS[form])
     compared = _COMPARED[form]
-    same = same_reports(server, url, made, _WINDOWS[form], compared)
+    same = same_reports(server, url, backlog.made, _WINDOWS[form], compared)
     yield exactly("reports that are those of one process, of those compared", same, compared)
 
 
@@ -97,14 +94,16 @@ def _killed(
     server: FaultServer,
     url: str,
     kills: int,
-    all_done: Callable[[], bool],
+    backlog: Backlog,
     at_end: Callable[..., Any],
 ) -> int:
     """Kill workers while they have a window; each is followed by another. How many were killed."""
     names = (f"victim-{place}" for place in itertools.count())
     workers = {name: WorkerProcess(server, name).start() for name in itertools.islice(names, 2)}
     done, deadline = 0, time.monotonic() + WAIT_S
-    while done < kills and not all_done() and time.monotonic() < deadline:
+    while done < kills and time.monotonic() < deadline:
+        if backlog.is_done():
+            backlog.grow()
         # Only one that was seen at work is stopped: stopping a worker that still starts would
         # leave all windows to the other.
         for name in _owners(url) & workers.keys():

@@ -50,10 +50,10 @@ from smon.store.streams import StreamInfo, heartbeat
 from smon.topology import Layout
 from tests.api.filled import Made, add_job, put_workers, report_of
 from tests.faults.postgres import Postgres, postgres, programs
-from tests.faults.site import wait_until
 from tests.ingest.batches import metrics, ops, record_head, settings
 from tests.store.rows import NOW, open_stream, request, stored_job
 from tests.system.server import quiet_environ
+from tests.waiting import wait_until
 
 GOLDEN: Final = Path(__file__).with_name("golden")
 

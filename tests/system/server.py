@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -18,12 +19,26 @@ from typing import Any, Self
 START_S = 180.0
 _POLL_S = 0.02
 
+#: Ports that `free_port` gives: so many from here on to each process that runs tests side by side.
+#: The kernel gives none of them to a connection, nor to who asks for any port: those lie above.
+_FIRST_PORT = 12_000
+_PORTS = 2_000
+_SIDE_BY_SIDE = 10
+
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SIDE_BY_SIDE
+
+#: Not from the first one on: another run of the tests may be under way.
+_TURNS = itertools.count(os.getpid() * 37)
+
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, and that is given to nobody else for a long while."""
+    for turn in itertools.islice(_TURNS, _PORTS):
+        port = _FIRST_PORT + _WORKER * _PORTS + turn % _PORTS
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"expected a free port of {_PORTS}, found none")
 
 
 def quiet_environ() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from smon.wire import API, TYPE_FILE, Batch, BatchKind
 from smon.wire.parts import FilePart, encode_part
 from tests.system.server import ServerProcess, request
+from tests.waiting import wait_until
 from tests.worker.sent import dump_parts, file_parts, kineto_files
 
 pytestmark = [pytest.mark.slow]
@@ -20,14 +21,11 @@ pytestmark = [pytest.mark.slow]
 NVRX = "nvrx-flight-recorder"
 GLOO = "torch-gloo-2pp2dp"
 
-#: Longer than anything takes; a test that waits for so long has failed.
-PATIENCE_S = 90.0
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server with its worker."""
-    with ServerProcess(tmp_path / "server", window_timeout_s=5.0) as made:
+    with ServerProcess(tmp_path / "server") as made:
         yield made
 
 
@@ -76,17 +74,6 @@ class Sender:
             assert status == 200, answer
 
 
-def wait_for(what: Callable[[], Any]) -> Any:  # noqa: ANN401  # whatever it gives
-    """Ask until there is an answer."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("nothing came of it")
-
-
 def job_of(server: ServerProcess, name: str) -> Mapping[str, Any]:
     """A job in the list of jobs."""
     (found,) = [one for one in server.get("jobs")["items"] if one["name"] == name]
@@ -109,7 +96,7 @@ def test_profiles_of_four_ranks_name_the_slow_one(server: ServerProcess, traces:
         sender.send(most=8)
         server.kill()
         server.start()
-    (window,) = wait_for(lambda: analysed(server, "gloo"))
+    (window,) = wait_until(lambda: analysed(server, "gloo"), "a report")
     assert (window["kind"], window["missing_count"], window["state"]) == ("capture", 0, "done")
     job = job_of(server, "gloo")
     assert job["running"]
@@ -133,7 +120,7 @@ def test_ranks_that_never_arrived_are_named_over_rest(server: ServerProcess, tra
         rank = int(path.name.rpartition("_")[2])
         sender.add(dump_parts(path.read_bytes(), rank, 16, now_ns))
     sender.send()
-    wait_for(lambda: analysed(server, "stuck"))
+    wait_until(lambda: analysed(server, "stuck"), "a report")
     job = job_of(server, "stuck")
     assert (job["state"], job["verdict"], job["last_step"]) == ("critical", "hang", None)
     found = server.get(f"jobs/{job['id']}/findings")["items"]
@@ -159,9 +146,11 @@ def test_a_file_that_is_not_what_its_digest_says_is_noted(server: ServerProcess)
     sender = Sender(server, "damaged", 2)
     sender.add(file_parts(b"content of a rank", size=8, sha256="0" * 64, name="rank0.json"))
     sender.send()
-    job = wait_for(lambda: [one for one in server.get("jobs")["items"] if one["name"] == "damaged"])
+    job = wait_until(
+        lambda: [one for one in server.get("jobs")["items"] if one["name"] == "damaged"], "a job"
+    )
     place = f"jobs/{job[0]['id']}/quality"
-    (dropped,) = wait_for(lambda: server.get(place)["files_dropped"])
+    (dropped,) = wait_until(lambda: server.get(place)["files_dropped"], "what was dropped")
     assert (dropped["reason"], dropped["files"], dropped["name"]) == ("digest", 1, "rank0.json")
     _, page = request(server.port, "GET", f"/{place}")
     assert b"not what its agent read" in page

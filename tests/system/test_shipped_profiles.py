@@ -61,10 +61,11 @@ def finished(server: ServerProcess) -> dict[str, Any]:
     raise AssertionError(f"no report: {seen}; {server.log.read_text()[-3000:]}")
 
 
-def report_on(hosts: Sequence[Sequence[Path]], folder: str, root: Path) -> dict[str, Any]:
+def report_on(
+    hosts: Sequence[Sequence[Path]], folder: str, root: Path, *, timeout_s: float = 60.0
+) -> dict[str, Any]:
     """What a server says of files that appear in a folder of each host."""
-    # Old dumps do not say how many ranks there are: some time after the last file, that is all.
-    server = ServerProcess(root / "server", window_timeout_s=15.0)
+    server = ServerProcess(root / "server", window_timeout_s=timeout_s)
     with server, ExitStack() as stack:
         for number, paths in enumerate(hosts):
             host = root / f"host-{number}"
@@ -93,7 +94,8 @@ def test_dumps_of_two_hosts_say_who_has_not_arrived(traces: Path, tmp_path: Path
     """Nobody has told the agents the layout: it is in the dumps of all ranks together."""
     folder = traces / "nvrx-flight-recorder" / "lock_gil_2nd"
     dumps = [folder / f"_dump_{rank}" for rank in range(16)]
-    report = report_on((dumps[:8], dumps[8:]), "dumps", tmp_path)
+    # Old dumps do not say how many ranks there are: some time after the last file, that is all.
+    report = report_on((dumps[:8], dumps[8:]), "dumps", tmp_path, timeout_s=25.0)
     assert report["verdict"] == "hang"
     assert {finding["where"]["rank"] for finding in report["findings"]} == {10, 15}
     layout = report["job"]["layout"]

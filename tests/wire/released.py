@@ -43,10 +43,10 @@ from smon.wire import (
 from smon.wire.arrow import ipc_body
 from smon.wire.columns import COLUMNS
 from smon.wire.parts import FileFormat, FilePart, encode_part
-from tests.faults.site import wait_until
 from tests.ingest.batches import NOW, columns, plain, record_batch
 from tests.store.rows import all_rows
 from tests.system.server import ServerProcess, request
+from tests.waiting import wait_until
 
 GOLDEN: Final = Path(__file__).with_name("golden")
 

@@ -36,6 +36,7 @@ from smon.worker.elsewhere import (
 from smon.worker.flight import Flight
 from smon.worker.loop import Worker
 from smon.worker.service import Counts
+from tests.waiting import wait_until
 from tests.worker.feed import Store
 from tests.worker.test_loop import started
 
@@ -332,7 +333,7 @@ def stopped(own: Store, table: OpTable) -> Iterator[Callable[..., tuple[Worker, 
         thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
         threads.append(thread)
-        until(lambda: hand.sent, "a window to be sent off")
+        wait_until(lambda: hand.sent, "a window to be sent off")
         worker.stop()
         return worker, hand
 
@@ -342,16 +343,6 @@ def stopped(own: Store, table: OpTable) -> Iterator[Callable[..., tuple[Worker, 
         assert not thread.is_alive()
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for something."""
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.02)):
-        if condition():
-            return
-        waiting.wait(0.02)
-    raise AssertionError(f"waited in vain: {what}")
-
-
 def test_a_worker_that_stops_waits_for_what_is_away(
     own: Store, stopped: Callable[..., tuple[Worker, Hand]]
 ) -> None:
@@ -359,7 +350,7 @@ def test_a_worker_that_stops_waits_for_what_is_away(
     worker, hand = stopped(stop_timeout_s=PATIENCE_S)
     reference, future = hand.sent[0]
     future.set_result(analyse_elsewhere(reference))
-    until(lambda: not worker.leases.current(), "the window to be seen to")
+    wait_until(lambda: not worker.leases.current(), "the window to be seen to")
     assert own.window().state == WindowState.DONE
 
 
@@ -368,7 +359,7 @@ def test_a_worker_that_stops_gives_back_what_is_away_for_longer(
 ) -> None:
     """Others take it over at once; what comes of the first try is not written."""
     _, hand = stopped(stop_timeout_s=0.1)
-    until(lambda: own.window().state == WindowState.READY, "the window to be given back")
+    wait_until(lambda: own.window().state == WindowState.READY, "the window to be given back")
     assert (own.window().lease_ns, own.window().tries) == (0, 0)
     with pytest.raises(FencedError):
         analyse_elsewhere(hand.sent[0][0])
@@ -386,10 +377,10 @@ def test_a_worker_with_processes_of_its_own_survives_the_end_of_one(
 
     with started(both, "--parallel", "2") as process:
         worker = psutil.Process(process.pid)
-        until(done, "a first result")
+        wait_until(done, "a first result")
         analysing = [child for child in worker.children() if "spawn_main" in str(child.cmdline())]
         analysing[0].kill()
-        until(lambda: done() == 8, "all windows to be done")
+        wait_until(lambda: done() == 8, "all windows to be done")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     _, alive = psutil.wait_procs(analysing, PATIENCE_S)

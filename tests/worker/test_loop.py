@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from smon.worker.housekeeping import remove_strays
 from smon.worker.leases import Leases
 from smon.worker.loop import SOON_POLLS, SOONER, Worker
 from tests.service import sqlite_url
+from tests.waiting import wait_until
 from tests.worker.feed import S, Store, make_store, of_steps, plain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,21 +49,13 @@ def table() -> OpTable:
     return generate(Scenario(dp=2, pp=1, microbatches=2, steps=3)).table
 
 
-def record(store: Store, table: OpTable, count: int) -> None:
-    """Windows that are ready: recorded jobs."""
+def record(store: Store, table: OpTable, count: int, first: int = 0) -> None:
+    """Windows that are ready: recorded jobs, numbered from `first` on."""
     from smon.topology import Layout
 
-    for number in range(count):
+    for number in range(first, first + count):
         stream = store.stream(Layout(dp=2, pp=1), job=f"job-{number}", mode=Mode.RECORDED)
         store.send(stream, table, end=True)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for something."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.02)
 
 
 # --- rounds -----------------------------------------------------------------------------------
@@ -194,7 +187,7 @@ def test_a_worker_that_is_stopped_gives_back_what_it_has(stuck: Store) -> None:
     window = stuck.window()
     assert (window.state, window.lease_ns, window.tries) == (WindowState.READY, 0, 0)
     objects.go.set()
-    until(lambda: not worker.leases.current(), "the analysis to end")
+    wait_until(lambda: not worker.leases.current(), "the analysis to end")
     assert stuck.all(Result) == []
     real(stuck).drain()
     assert stuck.window().state == WindowState.DONE
@@ -221,7 +214,7 @@ def test_a_lease_is_renewed_while_the_work_goes_on(stuck: Store) -> None:
     thread = running(worker)
     assert objects.entered.wait(PATIENCE_S)
     first = stuck.window().lease_ns
-    until(lambda: stuck.window().lease_ns > first, "the lease to be renewed")
+    wait_until(lambda: stuck.window().lease_ns > first, "the lease to be renewed")
     objects.go.set()
     worker.stop()
     thread.join(PATIENCE_S)
@@ -279,7 +272,7 @@ def test_a_database_that_is_away_is_waited_for(tmp_path: Path, table: OpTable) -
         replace(store.settings, poll_interval_s=0.02), away, store.objects, name="patient"
     )
     thread = running(worker)
-    until(lambda: store.window().state == WindowState.DONE, "the window to be done")
+    wait_until(lambda: store.window().state == WindowState.DONE, "the window to be done")
     worker.stop()
     thread.join(PATIENCE_S)
     away.close()
@@ -329,7 +322,8 @@ def test_two_workers_analyse_every_window_once_though_one_is_killed(
     both: Store, table: OpTable
 ) -> None:
     """Thirty windows, two processes; one is killed while it has a window."""
-    record(both, table, 30)
+    total = 30
+    record(both, table, total)
 
     def held_by(name: str) -> bool:
         with both.database.read() as session:
@@ -342,20 +336,28 @@ def test_two_workers_analyse_every_window_once_though_one_is_killed(
     def done() -> bool:
         with both.database.read() as session:
             query = select(func.count()).where(Window.state == WindowState.DONE)
-            return session.scalar(query) == 30
+            return session.scalar(query) == total
+
+    def caught() -> bool:
+        nonlocal total
+        if done():
+            # It was too quick to be seen at work.
+            record(both, table, 30, first=total)
+            total += 30
+        return held_by("victim")
 
     with started(both, "--name", "victim") as victim:
-        until(lambda: held_by("victim"), "the first worker to have a window")
+        wait_until(caught, "the first worker to have a window")
         with started(both, "--name", "heir") as heir:
             victim.kill()
             victim.wait()
-            until(done, "all windows to be done")
+            wait_until(done, "all windows to be done")
             heir.send_signal(signal.SIGTERM)
             assert heir.wait(PATIENCE_S) == 0
     assert {node.id for node in both.all(Node)} == {"victim", "heir"}
     results = both.all(Result)
-    assert len(results) == 30
-    assert len({result.window_id for result in results}) == 30
+    assert len(results) == total
+    assert len({result.window_id for result in results}) == total
     assert {result.verdict for result in results} == {"none"}
     paths = {file.path for file in both.objects.list("results")}
     assert {result.workers_path for result in results} <= paths
@@ -430,7 +432,7 @@ def test_the_live_loop_does_not_wait_for_a_long_window(stuck: Store, table: OpTa
             query = select(Attempt.ready_step).where(Attempt.id == live.attempt_id)
             return session.scalar(query) == 0
 
-    until(ready, "the step to be ready")
+    wait_until(ready, "the step to be ready")
     worker.stop()
     objects.go.set()
     thread.join(PATIENCE_S)

@@ -18,7 +18,7 @@ from smon.notify.post import Terms, post
 from tests.notify.receiver import receiving
 from tests.proof.attacks.target import Target, lines_of, sample
 from tests.proof.child import ROOT
-from tests.system.server import quiet_environ
+from tests.system.server import free_port, quiet_environ
 
 _TERMS: Final = Terms(timeout_s=0.5, private=False)
 
@@ -47,8 +47,9 @@ class Listener:
 
     def open(self) -> None:
         """Listen."""
-        first = socket.create_server(("127.0.0.1", 0))
-        self.port = first.getsockname()[1]
+        # Not any port: somebody may still look for a server that had it a moment ago.
+        self.port = free_port()
+        first = socket.create_server(("127.0.0.1", self.port))
         self._sockets.append(first)
         with suppress(OSError):
             second = socket.create_server(("::1", self.port), family=socket.AF_INET6)

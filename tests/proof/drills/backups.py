@@ -26,10 +26,10 @@ from smon.synth.scenario import Scenario, Synthetic, generate
 from smon.wire import Batch
 from tests.api.filled import add_job, put_workers, report_of
 from tests.faults.processes import FaultServer
-from tests.faults.site import wait_until
 from tests.faults.test_shared import batches_of, register, rows_sent, rows_stored
 from tests.proof.attacks.target import sample
 from tests.proof.child import ROOT
+from tests.waiting import wait_until
 
 #: Between two batches of a stream: the load lasts longer than the backup.
 _PAUSE_S: Final = 0.02

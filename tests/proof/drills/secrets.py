@@ -15,9 +15,9 @@ from typing import Final
 from smon.store import schema, tokens
 from smon.store.database import Database, now_ns
 from tests.faults.processes import AgentProcess, FaultServer, unsent
-from tests.faults.site import wait_until
 from tests.proof.child import ROOT
 from tests.system.server import free_port, quiet_environ, request
+from tests.waiting import wait_until
 from tests.wire.released import versions
 
 #: By what they are; each is long enough to be found in anything.

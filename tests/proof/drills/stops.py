@@ -14,8 +14,9 @@ from tests.faults.outside import number
 from tests.faults.postgres import Postgres
 from tests.faults.processes import FaultServer, WorkerProcess
 from tests.faults.producers import Load
-from tests.faults.site import Site, wait_until
+from tests.faults.site import Site
 from tests.faults.test_stop import logged_batches, stored_batches
+from tests.waiting import wait_until
 
 _LOAD: Final = Load(hosts=2, batch_events=1000, pause_s=0.05, window_steps=5)
 

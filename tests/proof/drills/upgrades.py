@@ -11,10 +11,10 @@ from smon.store.database import Database
 from smon.store.objects import Objects
 from tests.faults.outside import number
 from tests.faults.processes import AgentProcess, FaultServer, unsent
-from tests.faults.site import wait_until
 from tests.store.released import TOKEN, Released
 from tests.store.upgraded import kept_wrong, told_wrong, unlogged
 from tests.system.server import request
+from tests.waiting import wait_until
 from tests.wire.released import Version, held_by, replayed
 
 _OPS = "SELECT coalesce(sum(rows), 0) FROM event_files WHERE kind = 'ops' AND doomed_ns IS NULL"
