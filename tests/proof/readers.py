@@ -11,7 +11,7 @@ from tests.conftest import TRACES
 from tests.fuzz.readers import fuzz, read_and_analyse, seeds
 from tests.proof.line import Form, Line, at_least, at_most, exactly
 
-_MUTANTS: Final = {Form.SHORT: 150, Form.LONG: 20_000}
+_MUTANTS: Final = {Form.SHORT: 150, Form.LONG: 100_000}
 
 
 def prove(form: Form, folder: Path) -> Line:
