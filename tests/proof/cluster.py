@@ -53,6 +53,7 @@ def prove(form: Form, folder: Path) -> Line:
             site.grow_to(2)
             backlog = Backlog(site.server, site.url, "killed", _WINDOWS[form])
             site.kill(_KILLS[form], backlog)
+            site.see(2, backlog)
             site.wait_for(backlog.is_done)
         windows = backlog.total + _TIMED[form] * len(rates)
         goals = tuple(_goals(site, form, backlog, windows))
@@ -149,6 +150,13 @@ class Site:
                 backlog.grow()
             wait_until(lambda: backlog.is_done() or self._kill_one(), "a node at work", _AT_WORK_S)
 
+    def see(self, nodes: int, backlog: Backlog) -> None:
+        """Go on until so many nodes have been seen at work."""
+        while len(self.seen) < nodes:
+            if backlog.is_done():
+                backlog.grow()
+            self.wait_for(lambda: len(self.seen) >= nodes or backlog.is_done())
+
     def _kill_one(self) -> bool:
         """Kill the newest node, if it carries out a window now."""
         self._look()
@@ -156,6 +164,7 @@ class Site:
         for process in carrying_out(node, _TASK):
             # What is stopped cannot end before it is killed.
             if held(process, _TASK):
+                self.seen.add(str(node.unique_id))
                 self.others.remove(node)
                 self.nodes.kill(node)
                 self.kills += 1
