@@ -146,15 +146,13 @@ class Site:
         """Kill nodes that carry a window out, and let others come in their place."""
         while self.kills < kills:
             self.grow_to(2)
-            if backlog.is_done():
-                backlog.grow()
+            backlog.refill()
             wait_until(lambda: backlog.is_done() or self._kill_one(), "a node at work", _AT_WORK_S)
 
     def see(self, nodes: int, backlog: Backlog) -> None:
         """Go on until so many nodes have been seen at work."""
         while len(self.seen) < nodes:
-            if backlog.is_done():
-                backlog.grow()
+            backlog.refill()
             self.wait_for(lambda: len(self.seen) >= nodes or backlog.is_done())
 
     def _kill_one(self) -> bool:

@@ -118,14 +118,16 @@ class Backlog:
         """Whether all that was sent has been analysed."""
         return all(is_done(self._url, name, self.windows) for name in self._names)
 
-    def grow(self) -> None:
-        """Send one more.
+    def refill(self) -> None:
+        """Send one more if all that was sent has been analysed.
 
         Raises
         ------
         RuntimeError
             So many were sent that it cannot be by chance.
         """
+        if not self.is_done():
+            return
         if len(self._names) > _MOST_JOBS:
             raise RuntimeError(f"{self.total} windows were analysed, and nobody was seen at work")
         name = f"{self._names[0]}-{len(self._names)}"

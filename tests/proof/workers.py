@@ -102,8 +102,7 @@ def _killed(
     workers = {name: WorkerProcess(server, name).start() for name in itertools.islice(names, 2)}
     done, deadline = 0, time.monotonic() + WAIT_S
     while done < kills and time.monotonic() < deadline:
-        if backlog.is_done():
-            backlog.grow()
+        backlog.refill()
         # Only one that was seen at work is stopped: stopping a worker that still starts would
         # leave all windows to the other.
         for name in _owners(url) & workers.keys():
